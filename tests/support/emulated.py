@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -23,9 +24,15 @@ def build(name: str, *, driver: str = "") -> str:
     for path in (*sources, *sorted(folder.glob("*.h"))):
         made_of.update(path.name.encode() + path.read_bytes())
     built = ROOT / "build" / name / f"lib{name}-{made_of.hexdigest()}.so"
-    if not built.exists():
-        built.parent.mkdir(parents=True, exist_ok=True)
-        fresh = built.with_suffix(f".{os.getpid()}.so")
-        subprocess.run([*command, *map(str, sources), "-o", str(fresh), "-ldl"], check=True)
-        fresh.rename(built)  # at once: another process may be about to load it
+    if built.exists():
+        return str(built)
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with (built.parent / "lock").open("w") as lock:
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # processes of tests all want it at first: one compiles, the others wait
+        if not built.exists():
+            fresh = built.with_suffix(f".{os.getpid()}.so")
+            subprocess.run([*command, *map(str, sources), "-o", str(fresh), "-ldl"], check=True)
+            fresh.rename(built)  # at once: another process may be about to load it
     return str(built)
