@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 _LISTENING_TCP = "0A"
 _ACCEPTS_CONNECTIONS = 0x10000
@@ -17,12 +19,17 @@ class Address:
     family: socket.AddressFamily
     kind: socket.SocketKind
     where: str | tuple[str, int]
+    """A path or an abstract name, or a numeric address and a port."""
 
 
 def addresses() -> list[Address]:
     """Return every address this process listens on."""
     inodes = _own_inodes()
-    return [*_tcp_addresses(inodes), *_unix_addresses(inodes)]
+    return [
+        *_tcp_addresses(inodes, "tcp", socket.AF_INET),
+        *_tcp_addresses(inodes, "tcp6", socket.AF_INET6),
+        *_unix_addresses(inodes),
+    ]
 
 
 def connect(address: Address) -> socket.socket:
@@ -53,15 +60,17 @@ def _own_inodes() -> set[str]:
     return inodes
 
 
-def _tcp_addresses(inodes: set[str]) -> list[Address]:
+def _tcp_addresses(inodes: set[str], table: str, family: socket.AddressFamily) -> list[Address]:
+    path = Path("/proc/self/net") / table
     found = []
-    with open("/proc/self/net/tcp") as table:
-        for line in table.readlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTENING_TCP and fields[9] in inodes:
-                host, port = fields[1].split(":")
-                ip = socket.inet_ntoa(bytes.fromhex(host)[::-1])
-                found.append(Address(socket.AF_INET, socket.SOCK_STREAM, (ip, int(port, 16))))
+    for line in path.read_text().splitlines()[1:] if path.exists() else []:  # a machine may have no IPv6
+        fields = line.split()
+        if fields[3] == _LISTENING_TCP and fields[9] in inodes:
+            host, port = fields[1].split(":")
+            # words of four bytes, each as the processor has it
+            words = (int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8))
+            where = (socket.inet_ntop(family, b"".join(words)), int(port, 16))
+            found.append(Address(family, socket.SOCK_STREAM, where))
     return found
 
 
