@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 MOST_BLOCKS = 200_000
 """About 70 MiB, or 6 million tokens of text; the ones longest unused are forgotten."""
+_NOBODY: frozenset[str] = frozenset()
 
 
 class Beginnings:
@@ -25,7 +26,12 @@ class Beginnings:
         found: dict[str, int] = {}
         left = set(among)
         for depth, block in enumerate(blocks):
-            here = left & self._sent.get(block, set())
+            holders = self._sent.get(block, _NOBODY)
+            if (
+                left <= holders
+            ):  # nearly always: a long prompt has thousands of blocks, and few places where it parts
+                continue
+            here = left & holders
             if depth:
                 found.update(dict.fromkeys(left - here, depth))
             left = here
@@ -37,8 +43,11 @@ class Beginnings:
     def remember(self, blocks: Sequence[bytes], instance_id: str) -> None:
         """Note that an instance was sent these."""
         for block in blocks:
-            self._sent.setdefault(block, set()).add(instance_id)
-            self._sent.move_to_end(block)
+            if (holders := self._sent.get(block)) is None:
+                self._sent[block] = {instance_id}
+            else:
+                holders.add(instance_id)
+                self._sent.move_to_end(block)
         while len(self._sent) > self._most_blocks:
             self._sent.popitem(last=False)
 
