@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 from importlib.metadata import version
 
@@ -48,6 +49,17 @@ def test_a_setting_that_is_none_is_refused_with_the_nearest() -> None:
 def test_the_help_of_node_names_every_setting() -> None:
     words = set(re.findall(r"\w+", output("node", "--help")))
     assert set(NAMES) <= words
+
+
+def test_a_command_imports_no_other_one() -> None:
+    """Importing all of them takes a second of a processor, which is longer than most of them run."""
+    code = (
+        "import sys; from p2pkv.cli import app; app(['version'], standalone_mode=False); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert "p2pkv.cli.describe" in imported
+    assert not {"p2pkv.node", "p2pkv.cli.node", "p2pkv.cli.doctor"} & imported
 
 
 def test_versions_are_shown() -> None:
