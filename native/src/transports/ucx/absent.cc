@@ -4,13 +4,13 @@
 namespace p2pkv {
 namespace {
 
-constexpr const char* kMissing =
+constexpr const char* kUcxMissing =
     "this p2pkv was built without ucx: pip install libucx-cu12 (for its headers), then install p2pkv again";
 
 }  // namespace
 
 std::string ucx_missing(const std::string&) {
-  return kMissing;
+  return kUcxMissing;
 }
 
 UcxLibrary ucx_library() {
@@ -18,12 +18,12 @@ UcxLibrary ucx_library() {
 }
 
 std::vector<std::string> ucx_resources(const UcxOptions&, std::string* error) {
-  *error = kMissing;
+  *error = kUcxMissing;
   return {};
 }
 
 std::shared_ptr<Transport> make_ucx_transport(const UcxOptions&, std::string* error) {
-  *error = kMissing;
+  *error = kUcxMissing;
   return nullptr;
 }
 

@@ -4,7 +4,7 @@
 namespace p2pkv {
 namespace {
 
-constexpr const char* kMissing =
+constexpr const char* kVerbsMissing =
     "this p2pkv was built without verbs: apt-get install libibverbs-dev (1.11.32 or newer), then install "
     "p2pkv again";
 
@@ -15,12 +15,12 @@ bool has_verbs() {
 }
 
 std::vector<VerbsPort> verbs_ports(const std::string&, std::string* error) {
-  *error = kMissing;
+  *error = kVerbsMissing;
   return {};
 }
 
 std::shared_ptr<Transport> make_verbs_transport(const VerbsOptions&, std::string* error) {
-  *error = kMissing;
+  *error = kVerbsMissing;
   return nullptr;
 }
 
