@@ -2,10 +2,11 @@
 
 The last run is there for the tests that break a safeguard on purpose: sanitizers slow the race down so much
 that the harm they must see does not happen. ``run.py asan`` (or ``tsan``, ``wheel``) runs one; a further argument
-is a filter on the tests' names. In all of these each folder is compiled as one source, which takes a fourth of the time
+is a filter on the tests' names. In all but one each folder is compiled as one source, which takes a fourth of the time
 where nothing is built yet. ``run.py plain`` is for who changes a file and builds again: optimized like a wheel, with
-each file by itself, so that none leans on what another one includes, and with all that a debugger wants. ``run.py
-bare`` builds with the headers of verbs and UCX hidden: it must link, and runs the tests of what p2pkv says then.
+each file by itself and no precompiled headers for the core, so that none leans on what another one includes, and with
+all that a debugger wants. ``run.py bare`` builds with the headers of verbs and UCX hidden: it must link, and runs the
+tests of what p2pkv says then.
 ``run.py aarch64`` has Debian's cross compiler build, and qemu run, the tests of what has code of its own for that
 architecture, and of the pool above it.
 The exit status is 1 if a test has failed, and 3 if there was nothing to run, for it did not build.
@@ -97,7 +98,7 @@ def build(flavour: str) -> Path:
     configure = [cmake, "-S", str(NATIVE), "-B", str(folder), "-DP2PKV_TESTS=ON"]
     configure += [*KINDS.get(flavour, OPTIMIZED), f"-DP2PKV_SANITIZE={SANITIZERS[flavour]}"]
     configure += {"bare": BARE, "aarch64": AARCH64}.get(flavour, [])
-    configure += ["-DCMAKE_UNITY_BUILD=ON"] if flavour in (*DEFAULT, "aarch64") else []
+    configure += ["-DCMAKE_UNITY_BUILD=OFF" if flavour == "plain" else "-DCMAKE_UNITY_BUILD=ON"]
     ninja = find("ninja")
     if flavour == "aarch64":
         for needed in (CROSS_COMPILER, EMULATOR[0]):
