@@ -78,6 +78,29 @@ TEST(peers_that_made_a_batch_time_out_are_left_alone_for_a_moment) {
   CHECK(eventually([&] { return peers.borrow(1) != nullptr; }));
 }
 
+// Whether it answers probes is asked twice a second: that it was read is newer, and surer.
+TEST(peers_that_are_suspected_are_read_from_if_they_were_a_moment_ago) {
+  FakePeers peers(open_good, {.proven = 0.05});
+  const auto doubt = [&](uint64_t key, bool is_healthy) {
+    peers.connections->change({{FakePeers::peer(key), is_healthy, {0, 1}}}, {});
+  };
+  peers.connections->release(peers.borrow(1), Status::kOk, {1, 10, 0});
+  doubt(1, false);
+  CHECK(eventually([&] { return peers.borrow(1) == nullptr; }));
+  doubt(1, true);
+  CHECK(peers.borrow(1));
+  peers.connections->release(peers.borrow(2), Status::kOk, {});  // nothing came
+  doubt(2, false);
+  CHECK(!peers.borrow(2));
+
+  FakePeers others(open_good, {.proven = 3600});
+  others.connections->release(others.borrow(1), Status::kOk, {1, 10, 0});
+  others.connections->change({{FakePeers::peer(1), false, {0, 1}}}, {});
+  CHECK(others.borrow(1));
+  others.connections->release(others.borrow(1), Status::kTimedOut, {0, 0, kSlow});
+  CHECK(!others.borrow(1));  // it is left alone
+}
+
 TEST(peers_are_reached_over_the_next_way_until_the_first_may_be_tried_again) {
   std::atomic<bool> is_first_up{false};
   FakePeers peers(

@@ -98,8 +98,9 @@ PeerConnections::ConnectionPtr PeerConnections::take_idle(PeerId id, std::vector
   const std::lock_guard lock(mutex_);
   Peer* peer = find(id);
   const auto now = Clock::now();
-  if (is_closed_ || peer == nullptr || !peer->is_member || !peer->member.is_healthy) return nullptr;
-  if (now < peer->avoid_until) return nullptr;
+  if (is_closed_ || peer == nullptr || !peer->is_member || now < peer->avoid_until) return nullptr;
+  // A probe that a stopped peer has not answered may make it a suspect after it has gone on and was read.
+  if (!peer->member.is_healthy && now >= peer->proven_until) return nullptr;
   // What a link has opened leads to whoever said to be this peer: rows may come from there, pages may not.
   const auto suits = [&](const Connection& idle) { return idle.link == 0 && peer->is_usable(idle); };
   if (ConnectionPtr connection = lend(*peer, suits)) {
@@ -237,7 +238,10 @@ void PeerConnections::release(const ConnectionPtr& connection, Status worst, Rea
       }
       if (!ends_endpoint(worst)) {
         connection->has_read = true;
-        if (amount.nbytes > 0) way->n_failures = 0;
+        if (amount.nbytes > 0) {
+          way->n_failures = 0;
+          if (connection->link == 0) peer->proven_until = Clock::now() + to_clock(timing_.proven);
+        }
         if (!is_closed_ && !is_worn && peer->idle.size() < kMostIdle && peer->keeps(*connection)) {
           connection->idle_since = Clock::now();
           peer->idle.push_back(connection);

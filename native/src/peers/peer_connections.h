@@ -56,6 +56,9 @@ class PeerConnections {
     // failure, because it may have been this node that was short of something for a moment.
     double retry_first = 1.0;
     double retry_most = 30.0;
+    // How long what was read from a peer counts for more than the membership's doubts of it: longer than
+    // these take to be cleared up, and shorter than they take to come up when a peer stops.
+    double proven = 0.7;
     // How long a connection that nobody needs is kept: each costs its owner a descriptor and a thread.
     double idle = 10.0;
   };
@@ -75,7 +78,8 @@ class PeerConnections {
     std::function<void(std::exception_ptr error)> failed;
   };
 
-  // A node of the view, and the ways that lead to it, best first. One that is not healthy is not read from.
+  // A node of the view, and the ways that lead to it, best first. One that is not healthy is not read from,
+  // unless it was a moment ago.
   struct Member {
     PeerId id;
     bool is_healthy = true;
@@ -169,6 +173,7 @@ class PeerConnections {
     std::map<uint64_t, std::vector<Way>> links;
     std::vector<ConnectionPtr> idle;  // those used last at the end
     Clock::time_point avoid_until{};
+    Clock::time_point proven_until{};
     std::shared_ptr<Pace> pace = std::make_shared<Pace>();
 
     // Whether somebody may still be lent this connection.
