@@ -327,7 +327,7 @@ class PageCache:
         has_promoted = False
         for attempt in range(_ROUNDS):
             if attempt or not has_read:
-                self._locate(batch, deadline)
+                self._locate(batch, deadline, anew=attempt > 0)
                 promoted = self._promote(batch, deadline)
                 has_promoted |= promoted is not None
                 try:
@@ -361,13 +361,13 @@ class PageCache:
         left = deadline - time.monotonic()
         self._sources.read(batch, table, left, elsewhere=True, look_again=look_again, use=True)
 
-    def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
+    def _locate(self, batch: _native.FetchBatch, deadline: float, *, anew: bool) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""
         pages, ids = batch.unlocated()
         if len(pages):
             now = time.monotonic()
             # Half: an owner of entries that stays silent must not cost the pages that were found.
-            found, raw = self._directory.get(ids, now + (deadline - now) / 2)
+            found, raw = self._directory.get(ids, now + (deadline - now) / 2, anew=anew)
             batch.locate(pages, found, raw, self._shard, self.locations)
         _check_lengths(batch)
 

@@ -113,13 +113,20 @@ class DirectoryClient:
         """Return the ring as the member with this key goes by it now; the same object until the ring changes."""
         return self._routes.beside(told_by)
 
-    def get(self, keys: Keys, deadline: float) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def get(
+        self, keys: Keys, deadline: float, *, anew: bool = False
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Look up where pages lie.
 
         Returns ``(n,)`` 1 for those found at an owner that is in the view, and ``(n, 64)`` raw locations, undefined
-        where not found.
+        where not found. ``anew``: what was said before was no good, so that other nodes' entries in this node's own
+        shard count only where those know nothing.
         """
         found, locations = self._shard.get(keys, self._others)
+        foreign = self._foreign(keys, found) if anew and found.any() else None
+        said = None if foreign is None else locations[foreign]
+        if foreign is not None:
+            found[foreign] = 0
         n_own = int(np.count_nonzero(found))
         self._metrics.count(self._metrics.looked_up_pages, "own_shard", n_own)
         if n_own < len(keys):
@@ -130,10 +137,23 @@ class DirectoryClient:
             self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
             if route.before is not None:
                 self._ask_earlier_owners(route, keys, found, locations, deadline)
+            if foreign is not None and said is not None:
+                is_unknown = found[foreign] == 0
+                locations[foreign[is_unknown]] = said[is_unknown]
+                found[foreign[is_unknown]] = 1
             found = self._shard.keep_present(locations, found)
             self._metrics.found_pages.inc(max(0, int(np.count_nonzero(found)) - n_own))
             self._look_ups.add(0, len(keys) - n_own, self._clock.monotonic() - began)
         return found, locations
+
+    def _foreign(self, keys: Keys, found: NDArray[np.uint8]) -> NDArray[np.intp]:
+        """Return the rows that this node's shard has found and other nodes answer for.
+
+        Whoever put such an entry here took its owners for dead, and others told these: it names one holder of several.
+        """
+        route = self._routes.now
+        is_own = (route.ring.owners(keys) == route.own_index).any(axis=1) & (route.own_index >= 0)
+        return np.flatnonzero(found.astype(bool) & ~is_own)
 
     def asked(self) -> tuple[float, float]:
         """Return how many pages peers were asked for so far, and how many of them were found."""

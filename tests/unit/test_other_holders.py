@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
-from cluster import eventually
-from p2pkv import Config, Node
+import pages
+from cluster import Cluster, eventually
+from p2pkv import Config, Node, _native
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.testing.ports import free_port
 
@@ -40,3 +43,69 @@ def test_a_look_up_names_every_holder_whoever_is_asked() -> None:
             return all(caching._other_holders.of(raw[i : i + 1]).size for i in range(N_PAGES))
 
         eventually(is_each_named_twice, SETTLE_S)
+
+
+def test_what_is_looked_up_once_more_is_asked_of_those_who_answer_for_it() -> None:
+    """The reader's own shard was told of one holder by a node that took who answers for the page for dead."""
+    with (
+        Cluster(replicas=1, transports=["tcp"]) as cluster,
+        Node.start(Config(node_id="living", join=[cluster.join], replicas=1, transports=("tcp",))) as living,
+        Node.start(
+            Config(
+                node_id="reader",
+                join=[cluster.join],
+                replicas=1,
+                transports=("tcp",),
+                deadline=2.0,
+                buffer_size=0,
+            )
+        ) as reader,
+    ):
+        stopped = cluster.start("stopped")
+        eventually(lambda: len(reader.members()) == len(living.members()) == 3, SETTLE_S)
+        cache, caching = reader._cache, reader._parts.caching
+        assert isinstance(cache, PageCache)
+        ring = caching.directory.ring
+
+        def of_living(name: str) -> list[str]:
+            """Return keys for which that node alone answers."""
+            keys = [f"{name}-{i}" for i in range(4 * N_PAGES)]
+            owners = ring.owners(cache.hash(keys)[1])[:, 0]
+            return [
+                key
+                for key, owner in zip(keys, owners, strict=True)
+                if ring.members[owner].node_id == "living"
+            ]
+
+        def publish(keys: list[str]) -> None:
+            pages.fill(rows[: len(keys)], keys)
+            assert living.publish(keys, rows[: len(keys)]).all()
+
+        rows = np.zeros((4 * N_PAGES, NBYTES), np.uint8)
+        living.register_memory(rows)
+        probe, keys = of_living("probe")[:1], of_living("page")[:4]
+        assert all(stopped.call("publish", keys=[*probe, *keys], nbytes=NBYTES))
+        publish(probe)
+        _, raw = cache.hash(probe)
+
+        def is_named_twice() -> bool:
+            caching.directory.get(raw, time.monotonic() + 1.0)
+            return caching._other_holders.of(raw).size > 0
+
+        # Over the control socket one holder is named, so there must be a channel.
+        eventually(is_named_twice, SETTLE_S)
+        _, raw = cache.hash(keys)
+        found, locations = caching.directory.get(raw, time.monotonic() + 1.0)
+        assert found.all()
+        publish(keys)
+        reader._parts.control.shard.put(_native.put_entries(raw, locations, 1))
+        memory = np.zeros((len(keys), NBYTES), np.uint8)
+        reader.register_memory(memory)
+        assert reader.fetch(keys, memory).all()
+        stopped.stop()
+        try:
+            hits = reader.fetch(keys, memory)
+        finally:
+            stopped.resume()
+        assert hits.all()
+        assert pages.wrong(memory, keys, hits) == []
