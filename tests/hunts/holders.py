@@ -72,12 +72,28 @@ class World:
         for node_id in fresh:
             self.holders[node_id].answer(MEET_S)
         everybody = {"reader", *self.holders}
-        asked = [self.known_to_reader, *(holder_members(holder) for holder in self.holders.values())]
-        self.wait("all have met", lambda: all(everybody <= members() for members in asked))
+        self.wait("all have met", lambda: everybody <= self.known_to_reader())
+        self.wait_met()
         self.held.clear()  # entries move when members come: what is published from now on is where it will stay
         for node_id in self.holders:
             self.publish(node_id, [f"probe {node_id} {self.n_keys}"])
             self.wait_read(node_id)
+
+    def wait_met(self) -> None:
+        """Wait until the holders take nobody for dead or a suspect, nor the reader anybody for dead.
+
+        A node that stood still for two seconds may be dead to some of the others by then, and to some not. Until these
+        have heard of it again, each tells where its pages lie to those who answer for them as *it* sees it: a look-up
+        is answered by one who heard of one holder, and not of the next.
+        """
+        everybody = {"reader", *self.holders}
+        asked = [holder_members(holder) for holder in self.holders.values()]
+
+        def have_met() -> bool:
+            is_on_ring = {member.node_id for member in self.reader.members()}
+            return everybody <= is_on_ring and all(everybody <= members() for members in asked)
+
+        self.wait("all know all", have_met)
 
     def known_to_reader(self) -> set[str]:
         return {member.node_id for member in self.reader.members() if member.state.name == "ALIVE"}
@@ -186,6 +202,7 @@ class World:
                 self.fetch(keys, f"while {node_id} is stopped", (node_id,))
                 if self.chance.random() < 0.5:
                     break
+        self.wait_met()
         self.wait_read(node_id)
 
     def take_back(self, keys: list[str], node_id: str) -> None:
@@ -235,6 +252,7 @@ class World:
         finally:
             is_over.set()
             thread.join()
+        self.wait_met()
         self.wait_read(node_id)
 
     def kill_one(self, keys: list[str], node_id: str, other: str) -> None:
