@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -47,6 +48,15 @@ TEST(every_page_is_touched_however_many_threads_share_the_work) {
     CHECK(prefault_writable(memory.base, memory.nbytes, stop, threads));
     CHECK_EQ(resident(memory.base, memory.nbytes), memory.nbytes);
   }
+}
+
+// Of memory that is in use already, as of a pool that is touched behind its first pages.
+TEST(touching_by_writing_changes_nothing) {
+  const Mapped memory(kMiB);
+  std::fill(memory.base, memory.base + kMiB / 2, uint8_t{0xA5});
+  touch_by_writing(memory.base, memory.nbytes);
+  CHECK_EQ(resident(memory.base, memory.nbytes), memory.nbytes);
+  CHECK(std::all_of(memory.base, memory.base + kMiB / 2, [](uint8_t byte) { return byte == 0xA5; }));
 }
 
 TEST(touching_that_is_stopped_ends_without_an_error) {

@@ -44,8 +44,7 @@ bool can_populate() {
 int touch(uint8_t* base, size_t nbytes) {
   static const bool kCanPopulate = can_populate();
   if (!kCanPopulate) {
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    for (size_t at = 0; at < nbytes; at += page) static_cast<volatile uint8_t*>(base)[at] = 0;
+    touch_by_writing(base, nbytes);
     return 0;
   }
   while (madvise(base, nbytes, MADV_POPULATE_WRITE) != 0) {
@@ -74,6 +73,11 @@ int touch_at_once(uint8_t* base, size_t nbytes, unsigned n_threads) {
 }
 
 }  // namespace
+
+void touch_by_writing(uint8_t* base, size_t nbytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (size_t at = 0; at < nbytes; at += page) __atomic_fetch_or(base + at, uint8_t{0}, __ATOMIC_RELAXED);
+}
 
 bool prefault_writable(uint8_t* base, size_t nbytes, const std::atomic<bool>& stop, unsigned most_threads) {
   const unsigned most = std::min(kMostThreads, most_threads != 0 ? most_threads : processors());
