@@ -45,7 +45,7 @@ class PoolStatus(IntEnum):
     OTHER_LENGTH = 4
     """The key is there with another length: two kinds of pages share a namespace."""
     NOT_TRIED = 5
-    """Another page of the batch is there with another length; nothing was stored."""
+    """Another page of the batch is there with another length, and nothing was stored; or a device did not bring it."""
     TIMED_OUT = 6
     """The deadline had passed when its turn to be copied came."""
     CHANGED = 7
@@ -178,7 +178,7 @@ class Pool:
 
     @property
     def takes_given(self) -> bool:
-        """Whether devices may write into it: no, if a successor may go on with its memory, or pages are packed."""
+        """Whether devices may write into it: no, if a successor may go on with it, engines see it, or pages are packed."""
         return self.native.takes_given
 
     def block_nbytes(self, lengths: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ constexpr uint64_t kPoolGranules = 512;
 constexpr uint64_t kNames = 160;
 constexpr size_t kBatch = 12;
 constexpr size_t kThreads = 3;
+constexpr uint64_t kRound = 40 << 10;  // so that a batch has several
 constexpr int kBatches = 300;
 constexpr int64_t kNowhere = 16;  // an address at which nobody may look
 
@@ -144,6 +145,7 @@ std::shared_ptr<Pool> make_pool() {
   PoolOptions options{};
   options.nbytes = kPoolGranules * kGranule;
   options.granule = kGranule;
+  options.given_at_once = kRound;
   std::string error;
   auto pool = Pool::create(options, &error);
   CHECK(pool != nullptr && pool->takes_given());

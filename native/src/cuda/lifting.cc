@@ -6,7 +6,9 @@ std::vector<GivenPage> Lifting::begin(const std::vector<GivenPage>& pages, const
   std::vector<GivenPage> begun;
   if (!failure_.empty()) return begun;
   for (const GivenPage& given : pages) {
-    if (places_.add(given.page, given.to, memory)) begun.push_back(given);
+    // Its block is of the length that the pool knows: what is longer would go into its neighbours.
+    if (given.nbytes == places_.length_of(given.page) && places_.add(given.page, given.to, memory))
+      begun.push_back(given);
   }
   if (!begun.empty()) rounds_.push_back(places_.begin(Direction::kToHost));
   return begun;

@@ -38,6 +38,7 @@ class PagePlaces {
   PagePlaces(Pages pages, uint64_t most_locked);
 
   size_t n_pages() const { return lengths_.size(); }
+  uint64_t length_of(size_t page) const { return lengths_[page]; }
 
   // Adds the copies of a page between its places and `host`, which lies in `memory`, to those that are begun
   // next. False, and none was added, if that can't be page-locked.

@@ -14,6 +14,7 @@ namespace p2pkv {
 struct GivenPage {
   size_t page;
   uint8_t* to;
+  uint64_t nbytes;  // of the page
 };
 
 // A call has its pages brought by one of these. One thread at a time.

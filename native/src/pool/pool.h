@@ -33,7 +33,8 @@ enum class PoolStatus : uint8_t {
   kNoRoom = 2,       // everything else is reserved or held
   kTooLarge = 3,     // larger than the pool
   kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
-  kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored
+  kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored; or it
+                     // could not be given
   kTimedOut = 6,  // the deadline had passed before room was found for it, or when its turn to be copied came
   kChanged = 7,   // its bytes changed while it was packed: nothing is kept of it
 };
@@ -96,6 +97,9 @@ struct PoolOptions {
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
   // Is told of pages that come and go; null: nobody is.
   std::shared_ptr<ChangeLog> changes;
+  // Bytes of a round of pages that are given: enough that what it takes to begin one is little beside it, and
+  // so few that they are still in the last cache when they are summed.
+  uint64_t given_at_once = 8 << 20;
   int64_t (*now_ns)() = steady_now_ns;
 };
 

@@ -9,15 +9,9 @@
 #include "pool/pool.h"
 
 namespace p2pkv {
-namespace {
-
-// Enough that what it takes to begin a round is little beside it, and so little that its bytes are still in
-// the last cache when they are summed.
-constexpr uint64_t kGivenAtOnce = 8 << 20;
-
-}  // namespace
 
 // Kept memory has a successor, which takes over as soon as this process is dead: a device may write on then.
+// What is shown to engines is not given either, as it is kept in the same records.
 // What is packed has to be read before it is known where it goes.
 bool Pool::takes_given() const {
   return kept_ == nullptr && options_.packing == Packing::kOff;
@@ -30,9 +24,9 @@ void Pool::have_given(const PageBatch& batch, PageGiver& giver, std::vector<Draf
   const auto begin = [&] {
     std::vector<GivenPage> wanted;
     uint64_t nbytes = 0;
-    for (; next < batch.n_pages && nbytes < kGivenAtOnce; ++next) {
+    for (; next < batch.n_pages && nbytes < options_.given_at_once; ++next) {
       if (statuses[next] != PoolStatus::kStored) continue;
-      wanted.push_back({next, data_at((*drafts)[next].granule)});
+      wanted.push_back({next, data_at((*drafts)[next].granule), (*drafts)[next].length});
       nbytes += (*drafts)[next].length;
     }
     const bool is_late = deadline.passed();
