@@ -47,7 +47,7 @@ bool Launches::launch_within(std::span<const InnerCopy> copies, InnerMemory memo
                              std::string* error) {
   Gathered gathered;
   for (const InnerCopy& copy : copies) gathered.add(copy.to, copy.from, copy.nbytes);
-  if (memory == InnerMemory::kOwn) have_kernel_copy(&gathered, PieceKernel::kLargestInner, stream);
+  if (memory == InnerMemory::kOwn) have_kernel_copy(&gathered, kernel_.largest_inner(), stream);
   const auto launch_one = [&](DevicePointer to, DevicePointer from, uint64_t nbytes) {
     return driver_.copy_on_devices(to, from, nbytes, stream);
   };
