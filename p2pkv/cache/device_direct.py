@@ -72,7 +72,9 @@ class DirectPages:
         A device's failure is reported.
         """
         call = given.call
-        lifting = _native.CudaLifting(given.devices, given.index_of, call.pieces, self._most_locked)
+        # What is locked stays so: without the other half for peers' pools, own blocks would have all of it in the end.
+        most_locked = self._most_locked // 2
+        lifting = _native.CudaLifting(given.devices, given.index_of, call.pieces, most_locked)
         published = pool.publish(call.ids, call.pieces, max(0.0, deadline - time.monotonic()), lifting)
         if lifting.failure:
             self._devices.report(lifting.failure, given.devices)

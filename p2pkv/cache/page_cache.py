@@ -191,6 +191,8 @@ class PageCache:
     def _publish_from_device(self, call: PageCall, deadline: float, began: float) -> Outcomes:
         self._check_published_lengths(call)
         statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
+        if (statuses == PoolStatus.OTHER_LENGTH).any():
+            self._check_published_lengths(call)
         outcomes = np.zeros(len(statuses), np.uint8)
         there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
         if n_readable:
