@@ -178,7 +178,7 @@ class Pool:
 
     @property
     def takes_given(self) -> bool:
-        """Whether devices may write into it: no, if a successor may go on with it, engines see it, or pages are packed."""
+        """Whether devices may write into it: not if it is kept for a successor, shown to engines, or packed."""
         return self.native.takes_given
 
     def block_nbytes(self, lengths: NDArray[np.uint64]) -> NDArray[np.int64]:

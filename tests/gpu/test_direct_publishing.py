@@ -188,7 +188,7 @@ def test_a_driver_that_refuses_to_lock_the_pool_costs_the_staging(
 def test_what_may_not_be_locked_is_staged_in_the_same_call(
     make_pair: Callable[..., Pair], allocate: Allocate
 ) -> None:
-    """Of a pool larger than what may be locked of it, half of the setting, some pages go one way, the others the other."""
+    """Half of the setting may be locked by publishes: some pages go one way then, and the others the other."""
     pair = make_pair(transports=["shm"], pool_size=64 << 20, device_direct_size=32 << 20)
     n, nbytes = 40, 1 << 20
     memory = allocate(n * nbytes)
