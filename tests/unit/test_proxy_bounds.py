@@ -7,8 +7,8 @@ import json
 from itertools import combinations, pairwise
 
 import pytest
-from test_proxy_requests import COMPLETION, run, start, until
 
+from front import COMPLETION, run, start, until
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import guarded_http
 from p2pkv_proxy.prompts import Prompt, read_chat

@@ -9,8 +9,8 @@ import sys
 
 import aiohttp
 import pytest
-from test_proxy_requests import COMPLETION, run, start, until
 
+from front import COMPLETION, run, start, until
 from p2pkv.instances.heartbeat import Mode, Role
 from rig import Rig
 

@@ -7,9 +7,9 @@ import socket
 import struct
 
 import pytest
-from test_proxy_requests import Front, run, start, until
 
 from fake_engines import FakeEngine
+from front import Front, run, start, until
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import guarded_http
 from p2pkv_proxy.idle_connections import IDLE, KEEP_S, IdleConnections

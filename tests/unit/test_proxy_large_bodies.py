@@ -8,9 +8,9 @@ import threading
 
 import msgspec
 import pytest
-from test_proxy_requests import COMPLETION, Front, run, start, until
 
 from fake_engines import FakeEngine
+from front import COMPLETION, Front, run, start, until
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import prompts, token_ids
 from p2pkv_proxy.large_bodies import LargeBodies

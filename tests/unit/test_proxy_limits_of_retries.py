@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_proxy_requests import COMPLETION, run, start, until
 
+from front import COMPLETION, run, start, until
 from p2pkv.instances.heartbeat import Instance, Mode, Role
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.registry import Registry

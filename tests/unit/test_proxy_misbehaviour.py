@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from test_proxy_requests import COMPLETION, joined, run, start, until
 
 from fake_answers import tokens_of
+from front import COMPLETION, joined, run, start, until
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.breaker import FIRST_PAUSE_S, JUDGED, WINDOW, WINDOW_S, Breaker, Phase
 from rig import Rig

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from test_proxy_requests import COMPLETION, run, start, until
-
+from front import COMPLETION, run, start, until
 from p2pkv.instances.heartbeat import Mode, Role
 from rig import Rig
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from test_proxy_requests import COMPLETION, SECONDS, Front, run, start, until
 
 from fake_engines import FakeEngine
+from front import COMPLETION, SECONDS, Front, run, start, until
 from p2pkv.instances.heartbeat import Role
 from rig import Rig
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_proxy_requests import Front, run, start, until
 
+from front import Front, run, start, until
 from p2pkv.instances.heartbeat import Mode, Role
 from rig import Rig
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from test_proxy_requests import COMPLETION, Front, run, start, until
-
 from fake_engines import FakeEngine
+from front import COMPLETION, Front, run, start, until
 from p2pkv.instances.heartbeat import Instance, Role
 from p2pkv_proxy.call import Pair
 from p2pkv_proxy.metrics import Metrics

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_proxy_requests import COMPLETION, Front, run, start
 
 from fake_engines import FakeEngine
+from front import COMPLETION, Front, run, start
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
 from rig import Rig

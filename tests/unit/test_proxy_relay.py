@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from test_proxy_requests import COMPLETION, run, until
 
+from front import COMPLETION, run, until
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Mode, Role, State, checked
 from p2pkv_proxy import probing
 from p2pkv_proxy.app import App

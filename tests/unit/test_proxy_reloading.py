@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_proxy_requests import COMPLETION, Front, joined, run, until
 
 from fake_answers import tokens_of
 from fake_engines import FakeEngine
+from front import COMPLETION, Front, joined, run, until
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import cli

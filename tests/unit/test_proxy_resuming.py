@@ -8,10 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_proxy_requests import Front, run, start
 
 from fake_answers import ids_of, prompt_ids, tokens_of
 from fake_engines import FakeEngine
+from front import Front, run, start
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.continuation import Resume
 from rig import Rig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_proxy_requests import COMPLETION, run, start
 
+from front import COMPLETION, run, start
 from p2pkv.instances.heartbeat import Mode, Role
 from rig import Rig
 

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from test_proxy_requests import COMPLETION, Front, run, until
 
+from front import COMPLETION, Front, run, until
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.plan import Plan
