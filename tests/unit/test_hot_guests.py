@@ -8,73 +8,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import pages
 from cluster import eventually
+from hot_reader import KEYS, PAGE, SETTLE_S, Reader, asked_of, found, published
 from p2pkv import Config, Node, PrefetchOutcome, UsageError
 from p2pkv.cache import prefetcher
-from p2pkv.cache.hot_guests import HotGuests, Limits
+from p2pkv.cache.hot_guests import Limits
 from p2pkv.cache.prefetch import Counting, Prefetch
 from p2pkv.errors import ConfigError, ControlError
 from p2pkv.page import Keys
-from p2pkv.parts.cache import CacheParts
-from p2pkv.parts.hot_guests import make_hot_guests
 
-PAGE = 4096
 N_ROOM = 64
-KEYS = [f"k{i}" for i in range(12)]
-SETTLE_S = 30.0
 COOLED = "p2pkv_cooled_guests_total"
 BROUGHT = 'p2pkv_hot_pages_total{outcome="brought"}'
-
-
-class Reader:
-    """A node whose calls find its pages as often as the test says."""
-
-    def __init__(self, node: Node, n_pages: float, limits: Limits | None = None) -> None:
-        self.node = node
-        caching = node._parts.caching
-        assert isinstance(caching, CacheParts)
-        self.caching = caching
-        self.rates: dict[bytes, float] = {}
-        self.now = 0.0
-        made = make_hot_guests(caching, node._parts.control.epochs, node.metrics, 0, touch=True)
-        self.hot = HotGuests(
-            replace(made._around, hot_pages=self.hot_pages),
-            int(n_pages * PAGE),
-            limits=limits,
-            clock=lambda: self.now,
-        )
-        caching.pins.on_asked_for = caching.prefetcher.on_asked_for = self.hot.asked_for
-
-    def hot_pages(self, most: int, least_looks: int) -> list[tuple[bytes, float]]:
-        return sorted(self.rates.items(), key=lambda page: -page[1])[:most]
-
-    def ids(self, keys: list[str]) -> np.ndarray:
-        return self.caching.cache.hash(keys)[1]
-
-    def heat(self, keys: list[str], rate: float) -> None:
-        self.rates |= dict.fromkeys(map(bytes, self.ids(keys)), rate)
-
-    def turn(self, seconds: float = 1.0) -> int:
-        """Look once, and again when all that was to come has come; return how many hot guests there are."""
-        self.now += seconds
-        self.hot.turn()
-        eventually(
-            lambda: self.caching.prefetcher._hot is None or self.caching.prefetcher._hot.done(), SETTLE_S
-        )
-        self.hot.turn()
-        return int(self.hot.readings()["p2pkv_hot_guest_pages"])
-
-    def here(self, keys: list[str] = KEYS) -> list[str]:
-        found, _ = self.caching.pool.lookup(self.ids(keys))
-        return [key for key, is_here in zip(keys, found.tolist(), strict=True) if is_here]
 
 
 @pytest.fixture
@@ -97,35 +48,6 @@ def start() -> Iterator[Callable[..., Node]]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch of hot pages take long, so that no test depends on how busy the machine is."""
     monkeypatch.setattr(prefetcher, "_HOT_BATCH_S", 5.0)
-
-
-def published(node: Node, keys: list[str] = KEYS, nbytes: int = PAGE) -> None:
-    memory = np.zeros((len(keys), nbytes), np.uint8)
-    pages.fill(memory, keys)
-    with node.register_memory(memory):
-        assert node.publish(keys, memory).all()
-
-
-def asked_of(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return what grows with each time that pages are to be brought, by the pages."""
-    asked: list[list[str]] = []
-    names = {bytes(key): name for name in [*KEYS, "long"] for key in reader.ids([name])}
-    bring_hot = reader.caching.prefetcher.bring_hot
-
-    def bring(ids: Keys, *others: Any) -> Prefetch | None:
-        asked.append([names[bytes(key)] for key in ids])
-        return bring_hot(ids, *others)
-
-    monkeypatch.setattr(reader.caching.prefetcher, "bring_hot", bring)
-    return asked
-
-
-def found(node: Node, keys: list[str] = KEYS) -> list[str]:
-    memory = np.zeros((len(keys), PAGE), np.uint8)
-    with node.register_memory(memory):
-        hits = node.fetch(keys, memory)
-    assert pages.wrong(memory, keys, hits) == []
-    return [key for key, hit in zip(keys, hits, strict=True) if hit]
 
 
 def test_hot_pages_come_and_are_found_here(start: Callable[..., Node]) -> None:
