@@ -162,9 +162,30 @@ TEST(shares_are_found_again_by_who_left_them) {
   for (const uint64_t mark : {2, 4, 1, 3}) CHECK_EQ(shared.open(mark).account, left[mark - 1].account);
   shared.shares.leave(left[0]);
   shared.shares.leave(left[1]);
-  CHECK_EQ(shared.open(77).account, left[1].account);  // who is not known: there are never more than engines
-  CHECK_EQ(shared.open(2).account, left[0].account);
-  CHECK_EQ(shared.open(0).account, twin.account + 1);
+  // Who is not known has what was left longest ago: there are never more than engines.
+  CHECK_EQ(shared.open(77).account, left[0].account);
+  CHECK_EQ(shared.open(2).account, left[1].account);
+  const auto nameless = shared.open(0);
+  CHECK_EQ(nameless.account, twin.account + 1);
+  shared.shares.leave(left[1]);
+  shared.shares.leave(nameless);
+  CHECK_EQ(shared.open(78).account, nameless.account);  // nobody comes back for that one
+}
+
+TEST(shares_that_a_page_does_not_fit_take_those_behind_it) {
+  Shared shared(64, 8);
+  const auto engine = shared.open();
+  const Bytes bytes = bytes_of(1, 9 * kGranule);
+  const std::vector<Key> keys = {key_of(0), key_of(1), key_of(2)};
+  std::vector<Piece> pieces(3, piece_of(bytes));
+  pieces[0].nbytes = pieces[2].nbytes = kGranule;
+  std::vector<PoolStatus> statuses(3);
+  std::vector<Location> locations(3);
+  shared.pool->publish({3, 1, keys.data(), pieces.data()}, statuses.data(), locations.data(),
+                       Deadline::after(30), nullptr, engine);
+  CHECK(statuses == std::vector<PoolStatus>({PoolStatus::kStored, PoolStatus::kNoRoom, PoolStatus::kStored}));
+  CHECK_EQ(shared.charged(engine), 2U);
+  CHECK_EQ(shared.pool->share_stats().refused_pages, 1U);
 }
 
 TEST(shares_leave_pinned_pages_where_they_are) {

@@ -10,10 +10,14 @@ PoolShare EngineShares::open(uint64_t mark) {
     marks_.push_back(mark);
     return {static_cast<uint32_t>(marks_.size()), share_};
   }
-  auto found = std::find_if(left_.rbegin(), left_.rend(), [=](const Left& one) { return one.mark == mark; });
-  if (found == left_.rend()) found = left_.rbegin();
+  const auto marked = [this](uint64_t wanted) {
+    return std::find_if(left_.begin(), left_.end(), [=](const Left& one) { return one.mark == wanted; });
+  };
+  auto found = marked(mark);
+  if (found == left_.end()) found = marked(0);  // nobody comes back for it
+  if (found == left_.end()) found = left_.begin();
   const uint32_t account = found->account;
-  left_.erase(std::next(found).base());
+  left_.erase(found);
   marks_[account - 1] = mark;
   return {account, share_};
 }

@@ -22,8 +22,8 @@ class EngineShares {
   EngineShares(Pool& pool, uint64_t share) : pool_(pool), share_(share) {}
 
   // An account for an engine that has come. `mark` is what it calls itself, life after life; 0: nothing. It
-  // has the one that it left, unless another has come and has it; who left none has the one that was left
-  // last.
+  // has the one that it left, unless another has come and has it; who left none has that of one without a
+  // mark, or else the one that was left longest ago.
   PoolShare open(uint64_t mark);
   // The engine has gone. What its requests under way store yet is still charged to the account.
   void leave(const PoolShare& share);

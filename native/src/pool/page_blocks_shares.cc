@@ -35,9 +35,10 @@ bool PageBlocks::is_anothers(uint32_t page, const Search& search) const {
   return account != 0 && account != search.share_.account;
 }
 
-// Counts it, if it goes because its own account is at its share.
+// Counts it, if it goes because its own account is above its share.
 void PageBlocks::goes_for(const Search& search, uint32_t page) {
-  if (search.is_confined_ && sizes_.account_of(pages_[page].size) == search.share_.account)
+  const auto& [account, limit] = search.share_;
+  if (account != 0 && sizes_.n_charged(account) > limit && sizes_.account_of(pages_[page].size) == account)
     ++n_gone_for_shares_;
 }
 
@@ -50,9 +51,9 @@ PageBlocks::Found PageBlocks::keep_to_share(Search* search) {
   while (sizes_.n_charged(account) > limit) {
     uint32_t eldest = kNone;
     if (const Found found = oldest_of_account(search, &eldest); found != Found::kBlock) return found;
-    const uint32_t own = unheld_oldest(search->size_);
     const bool is_enough = sizes_.n_charged(account) - n <= limit;
-    if (is_enough && own != kNone && sizes_.is_about_as_old(own, eldest)) return take_in_place(search, own);
+    const uint32_t own = is_enough ? unheld_oldest(search->size_) : kNone;
+    if (own != kNone && sizes_.is_about_as_old(own, eldest)) return take_in_place(search, own);
     if (turn_.n_evicted == kMostEvicted) return Found::kAgain;
     evict(*search, eldest);
     pages_[eldest].state = PageState::kNone;

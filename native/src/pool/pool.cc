@@ -222,6 +222,12 @@ PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
   const uint64_t n_granules = granules_of(*draft);
   if (n_granules > blocks_.n_granules() || draft->length > kLongestPage) return PoolStatus::kTooLarge;
   if (is_released_) room->refusal = PoolStatus::kNoRoom;
+  if (n_granules * options_.granule > room->share.nbytes) {  // which says nothing of the pages behind it
+    room->is_share_full = true;
+    count_no_room(*room);
+    note_refused(key, PoolStatus::kNoRoom);
+    return PoolStatus::kNoRoom;
+  }
   if (room->refusal == PoolStatus::kStored) draft->granule = allocate(n_granules, room);
   if (room->refusal == PoolStatus::kNoRoom) count_no_room(*room);
   note_refused(key, room->refusal);
