@@ -145,13 +145,17 @@ class ControlServer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message to one peer; ``boot`` is the boot epoch it is meant for, 0 for any."""
+    """One message to one peer; ``boot`` is the boot epoch it is meant for, 0 for any.
+
+    ``n_holders``: how many of a page a LOCATE asks for.
+    """
 
     address: str
     kind: Kind
     body: bytes = b""
     count: int = 1
     boot: int = 0
+    n_holders: int = 0
 
 
 class Line(NamedTuple):
@@ -278,7 +282,7 @@ class Calls:
 
     def __init__(self, client: ControlClient, requests: Sequence[Request]) -> None:
         self._client = client
-        self._requests = requests
+        self._requests = list(requests)
         self._pending: dict[
             Socket, tuple[int, int, Line]
         ] = {}  # socket -> (index, request id, what it is of)
@@ -294,7 +298,12 @@ class Calls:
         if not lines:
             return
         message = pack_request(
-            request.kind, request_id, boot=request.boot, count=request.count, body=request.body
+            request.kind,
+            request_id,
+            boot=request.boot,
+            count=request.count,
+            body=request.body,
+            n_holders=request.n_holders,
         )
         for line in lines:
             self._pending[line.socket] = (index, request_id, line)
@@ -328,6 +337,11 @@ class Calls:
     def are_pending(self) -> bool:
         """Whether some request may still be answered."""
         return bool(self._pending)
+
+    def ask_instead(self, index: int, request: Request) -> None:
+        """Send another request in the place of one that was answered."""
+        self._requests[index] = request
+        self._send(index, request)
 
     def replies(self, timeout: float) -> Iterator[tuple[int, Reply]]:
         """Yield replies as they come, for at most ``timeout`` seconds in all."""

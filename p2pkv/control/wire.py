@@ -103,9 +103,14 @@ class Reply:
         return self.status is ReplyStatus.OK
 
 
-def pack_request(kind: Kind, request_id: int, *, boot: int, count: int, body: bytes) -> bytes:
-    """Build a request for the node that runs under boot epoch ``boot``, or under any if 0."""
-    return HEADER.pack(MAGIC, VERSION, kind, request_id, boot, count, 0) + body
+def pack_request(
+    kind: Kind, request_id: int, *, boot: int, count: int, body: bytes, n_holders: int = 0
+) -> bytes:
+    """Build a request for the node that runs under boot epoch ``boot``, or under any if 0.
+
+    ``n_holders``: how many of a page a LOCATE asks for; what it says is where replies have their status.
+    """
+    return HEADER.pack(MAGIC, VERSION, kind, request_id, boot, count, n_holders) + body
 
 
 def unpack_reply(message: bytes, kind: Kind, request_id: int) -> Reply | None:

@@ -7,7 +7,7 @@ What comes too late is not lost: a channel's next call skips it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.control.sockets import Request
-from p2pkv.control.wire import Kind, Reply
+from p2pkv.control.wire import Kind, Reply, ReplyStatus
 from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.paths import ChannelPath, ControlPath
 from p2pkv.directory.routes import Route
@@ -25,6 +25,8 @@ from p2pkv.metrics import Metrics
 
 SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
+MOST_HOLDERS = 4
+"""Of a page that a look-up asks for; ``kMostHolders`` of the native core."""
 _TURN_S = 0.002
 """How long a call that takes both paths waits for one of them before it looks at the other."""
 
@@ -68,12 +70,14 @@ class Question:
             self.others,
         )
 
-    def take(self, index: int, reply: Reply) -> None:
-        """Take an owner's good reply."""
+    def take(self, index: int, asked: Kind, reply: Reply) -> None:
+        """Take an owner's good reply to a request of this kind."""
         if self.found is None:
             self.ask.acknowledge(index)
         elif self.locations is None:
             self.ask.take_flags(index, reply.body, self.found)
+        elif asked is Kind.LOCATE:
+            self.ask.take_located(index, reply.body, self.records, self.found, self.locations, self.others)
         else:
             self.ask.take_found(index, reply.body, self.found, self.locations)
 
@@ -208,8 +212,14 @@ class Owners:
                     number, reply = answer
                     index = asks[number][0]
                     pending.discard(index)
-                    if reply.ok and reply.count == requests[number].count:
-                        question.take(index, reply)
+                    request = requests[number]
+                    if reply.ok and reply.count == request.count:
+                        question.take(index, request.kind, reply)
+                    elif request.kind is Kind.LOCATE and reply.status is ReplyStatus.MALFORMED:
+                        # a node from before LOCATE
+                        requests[number] = replace(request, kind=Kind.GET, n_holders=0)
+                        calls.ask_instead(number, requests[number])
+                        pending.add(index)
                     else:
                         ask.refuse(index)
         if ask.is_settled() and self._clock.monotonic() < patience:
@@ -220,4 +230,9 @@ class Owners:
     def _request(route: Route, question: Question, index: int, owner: int, n_rows: int) -> Request:
         member = route.ring.members[owner]
         body = question.ask.body(index, question.records)
+        # As over channels, so that a first look-up names all holders, too.
+        if question.kind is Kind.GET and question.others is not None:
+            return Request(
+                member.address, Kind.LOCATE, body, n_rows, member.boot_epoch, n_holders=MOST_HOLDERS
+            )
         return Request(member.address, question.kind, body, n_rows, member.boot_epoch)

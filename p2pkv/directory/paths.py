@@ -25,6 +25,9 @@ class Answers(Protocol):
     def are_pending(self) -> bool:
         """Whether some request may still be answered."""
 
+    def ask_instead(self, index: int, request: Request) -> None:
+        """Send another request in the place of one that was answered."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(

@@ -49,24 +49,44 @@ class SimulatedControl:
         self.n_requests += len(requests)
         for request in requests:
             self.n_records[request.kind] += request.count
-        return SimulatedAnswers([self._answer(request) for request in requests], self._clock)
+        return SimulatedAnswers(requests, self._answer, self._clock)
 
     def _answer(self, request: Request) -> Reply | None:
         found = self._reach(request.address)
         if found is None:
             return None
         shard, boot = found
-        message = pack_request(request.kind, 1, boot=request.boot, count=request.count, body=request.body)
+        message = pack_request(
+            request.kind,
+            1,
+            boot=request.boot,
+            count=request.count,
+            body=request.body,
+            n_holders=request.n_holders,
+        )
         return unpack_reply(shard.answer(message, boot), request.kind, 1)
 
 
 class SimulatedAnswers:
     """What came back; a wait for what did not moves the asking node's clock."""
 
-    def __init__(self, replies: Sequence[Reply | None], clock: SimulatedClock) -> None:
+    def __init__(
+        self, requests: Sequence[Request], answer: Callable[[Request], Reply | None], clock: SimulatedClock
+    ) -> None:
         self._clock = clock
-        self._come = [(index, reply) for index, reply in enumerate(replies) if reply is not None]
-        self._n_silent = len(replies) - len(self._come)
+        self._answer = answer
+        self._come: list[tuple[int, Reply]] = []
+        self._n_silent = 0
+        for index, request in enumerate(requests):
+            self.ask_instead(index, request)
+
+    def ask_instead(self, index: int, request: Request) -> None:
+        """Ask, too."""
+        reply = self._answer(request)
+        if reply is None:
+            self._n_silent += 1
+        else:
+            self._come.append((index, reply))
 
     def next(self, timeout: float) -> tuple[int, Reply] | None:
         """Return an answer, or let ``timeout`` pass."""

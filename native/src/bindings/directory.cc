@@ -204,6 +204,15 @@ std::vector<bool> ask_owners(AskBatch& self, uint16_t kind, const RecordArray& r
   return {is_usable.begin(), is_usable.end()};
 }
 
+// An answer to LOCATE that came over the control socket.
+bool take_located_of(AskBatch& self, size_t ask, const nb::bytes& reply, const RecordArray& records,
+                     const Found& found, const Locations& locations, OtherHolders* others) {
+  Checked checked =
+      check_question(self, static_cast<uint16_t>(wire::Kind::kLocate), records, {}, {}, found, locations);
+  checked.take_others(others);
+  return take_located(self, checked.question, ask, {reply.c_str(), reply.size()});
+}
+
 void wait_for_owners(AskedOwners& self, double timeout, double patience) {
   nb::gil_scoped_release release;
   self.exchange->wait(Deadline::after(timeout), Deadline::after(patience));
@@ -281,6 +290,8 @@ void bind_ask(nb::module_& m) {
       .def("body", &body_of, "ask"_a, "records"_a)
       .def("acknowledge", &AskBatch::acknowledge, "ask"_a)
       .def("take_found", &take_found, "ask"_a, "reply"_a, "found"_a, "locations"_a)
+      .def("take_located", &take_located_of, "ask"_a, "reply"_a, "records"_a, "found"_a, "locations"_a,
+           "others"_a.none())
       .def("take_flags", &take_flags, "ask"_a, "reply"_a, "flags"_a)
       .def("refuse", &AskBatch::refuse, "ask"_a)
       .def("excuse", &AskBatch::excuse, "ask"_a)

@@ -176,7 +176,7 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
   } else if (question_.found != nullptr && question_.locations == nullptr) {
     batch_.take_flags(sent.ask, body.rest(), question_.found);
   } else if (sent.kind == Kind::kLocate) {
-    take_located(sent.ask, body.rest());
+    take_located(batch_, question_, sent.ask, body.rest());
   } else if (question_.found != nullptr) {
     batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
   } else {
@@ -184,15 +184,16 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
   }
 }
 
-void DirectoryExchange::take_located(size_t ask, std::string_view reply) {
+bool take_located(AskBatch& batch, const DirectoryQuestion& question, size_t ask, std::string_view reply) {
   std::vector<AskBatch::RowHolders> others;
-  batch_.take_located(ask, reply, question_.found, question_.locations,
-                      question_.others != nullptr ? &others : nullptr);
+  const bool is_good = batch.take_located(ask, reply, question.found, question.locations,
+                                          question.others != nullptr ? &others : nullptr);
   for (const auto& [row, locations] : others) {
     Key key;
-    std::memcpy(&key, question_.records + row * question_.record_size, sizeof key);
-    question_.others->put(key, locations.data(), locations.size());
+    std::memcpy(&key, question.records + row * question.record_size, sizeof key);
+    question.others->put(key, locations.data(), locations.size());
   }
+  return is_good;
 }
 
 void DirectoryExchange::lose(Line& line) {

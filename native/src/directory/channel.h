@@ -89,6 +89,10 @@ struct DirectoryQuestion {
   OtherHolders* others = nullptr;
 };
 
+// Takes an owner's answer to LOCATE, of whichever way it came: as AskBatch::take_located, and all that are
+// named go where the question says. False, and as refused, if the reply has a wrong length.
+bool take_located(AskBatch& batch, const DirectoryQuestion& question, size_t ask, std::string_view reply);
+
 // The channel to an owner, by its index in the ring's table.
 struct DirectoryLine {
   int32_t owner;
@@ -145,7 +149,6 @@ class DirectoryExchange {
   void wait_until(const Deadline& until);
   void advance(Line& line);
   void take(Line& line, std::string_view message);
-  void take_located(size_t ask, std::string_view reply);
   void lose(Line& line);
 
   AskBatch& batch_;
