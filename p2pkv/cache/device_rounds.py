@@ -135,7 +135,7 @@ class DevicePages:
         direct = self._direct.publish(run, self._pool, deadline)
         statuses, nbytes = direct.statuses, direct.nbytes
         if (statuses == PoolStatus.OTHER_LENGTH).any():
-            return statuses, nbytes  # and so nothing was to be stored
+            return statuses, nbytes  # the caller says so, and the rest is not to be stored by another way
         statuses[statuses == PoolStatus.TIMED_OUT] = PoolStatus.NOT_TRIED
         left = np.flatnonzero(statuses == PoolStatus.NOT_TRIED)
         if len(left):

@@ -26,7 +26,7 @@ from p2pkv.metrics import Metrics
 SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
 MOST_HOLDERS = 4
-"""Of a page that a look-up asks for; ``kMostHolders`` of the native core."""
+"""A look-up asks for so many holders of a page, and no owner names more; ``kMostHolders`` of the native core."""
 _TURN_S = 0.002
 """How long a call that takes both paths waits for one of them before it looks at the other."""
 

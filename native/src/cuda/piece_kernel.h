@@ -25,8 +25,8 @@ class PieceKernel {
  public:
   // The largest piece that a copy engine is too slow for, between host and device.
   static constexpr uint64_t kLargestPiece = 128 << 10;
-  // The same within the device, where it depends on the blocks: 16 make 500 GB/s of 1 MiB, an engine 300. How
-  // few make less was not measured.
+  // Returns the largest piece within the device, which depends on the blocks: 16 copy pieces of 1 MiB at 500
+  // GB/s, and an engine copies them at 300. How few are slower than an engine was not measured.
   uint64_t largest_inner() const {
     return std::clamp<uint64_t>(n_blocks_ * uint64_t{64 << 10}, kLargestPiece, 1 << 20);
   }

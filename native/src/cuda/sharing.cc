@@ -166,7 +166,8 @@ std::unique_ptr<MappedMemory> MappedMemory::map(std::shared_ptr<Device> device, 
   if (!context.run_inside(open, error) || !is_open) return nullptr;
   DeviceRange real;
   const bool is_own = find_device_range(mapped->address(), &real) && real.device == context.ordinal();
-  // What was mapped by its handle may be smaller than its owner says: a kernel would break the context there.
+  // Memory that was mapped by its handle may be smaller than its owner says: a kernel would break the
+  // context.
   const bool is_whole =
       is_by_descriptor || (is_own && lies_within(mapped->address() - real.start, nbytes, real.nbytes));
   if (is_own && is_whole) mapped->memory_ = InnerMemory::kOwn;

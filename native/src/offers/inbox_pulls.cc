@@ -9,7 +9,7 @@ namespace {
 
 // Of one turn of a backlog; then others of the same peer get theirs.
 constexpr uint64_t kBatchBytes = 32 << 20;
-// What goes from device to device counts so much less: within a host it comes at least so much faster.
+// Bytes that go from device to device count so much less: within a host they come at least so much faster.
 constexpr uint64_t kFasterDirectly = 8;
 constexpr size_t kBatchOffers = 512;
 // Below what a message may have.

@@ -17,8 +17,8 @@ namespace p2pkv {
 bool prefault_writable(uint8_t* base, size_t nbytes, const std::atomic<bool>& stop,
                        unsigned most_threads = 0);
 
-// The same where the kernel can't be asked to (before 5.14). Changes no byte, whoever writes there meanwhile:
-// memory that is touched behind its first use may hold pages already.
+// Touches every page where the kernel can't be asked to, which it can from 5.14 on. It changes no byte,
+// whoever writes there meanwhile: memory that is touched behind its first use may hold pages already.
 void touch_by_writing(uint8_t* base, size_t nbytes);
 
 }  // namespace p2pkv

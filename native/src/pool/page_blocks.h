@@ -124,7 +124,7 @@ class PageBlocks {
     uint32_t cursor = kNone;  // kNone: there is no window
     uint32_t limit = 0;
   };
-  // What is done under one hold of the lock, and how much it may be: about 50 us of cache misses each, on a
+  // A turn is done under one hold of the lock. Either of these bounds costs about 50 us of cache misses, on a
   // busy machine.
   static constexpr uint32_t kMostLooked = 512;
   static constexpr uint32_t kMostEvicted = 64;

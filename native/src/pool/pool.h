@@ -132,7 +132,7 @@ struct PoolShare {
   uint64_t nbytes = UINT64_MAX;
 };
 
-// What shares of the pool cost those who have them.
+// It counts what shares of the pool cost those who have them.
 struct ShareStats {
   uint64_t evicted_pages;  // that went for others of their own account; these counters only grow
   uint64_t

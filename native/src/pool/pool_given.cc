@@ -11,8 +11,8 @@
 namespace p2pkv {
 
 // Kept memory has a successor, which takes over as soon as this process is dead: a device may write on then.
-// What is shown to engines is not given either, as it is kept in the same records.
-// What is packed has to be read before it is known where it goes.
+// A pool that is shown to engines has the same records, and so it takes none either. A page that is packed
+// has to be read before it is known where it goes.
 bool Pool::takes_given() const {
   return kept_ == nullptr && options_.packing == Packing::kOff;
 }
