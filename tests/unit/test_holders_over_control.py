@@ -42,7 +42,7 @@ class Reader:
         self.clock = node.clock
         self.shard = node.shard
         self.control = SimulatedControl(reach, self.clock)
-        self.others = _native.OtherHolders(4 * N_PAGES)
+        self.others = _native.OtherHolders(1 << 16)  # its sets have four places: so few keys fill none
         self.directory = DirectoryClient(
             own_key=node_key("reader"),
             shard=self.shard,
