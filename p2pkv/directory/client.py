@@ -133,8 +133,7 @@ class DirectoryClient:
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
             began = self._clock.monotonic()
             route = self._routes.now
-            ask = _native.AskBatch(keys, found, route.table, in_turn=True)
-            self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
+            self._ask_in_turn(route, keys, found, found, locations, deadline)
             if route.before is not None:
                 self._ask_earlier_owners(route, keys, found, locations, deadline)
             if foreign is not None and said is not None:
@@ -175,8 +174,26 @@ class DirectoryClient:
         if is_done.all():
             return
         self._metrics.count(self._metrics.looked_up_pages, "earlier_owners", len(keys) - int(is_done.sum()))
-        ask = _native.AskBatch(keys, is_done, before.table, in_turn=True)
-        self._owners.ask(before, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
+        self._ask_in_turn(before, keys, is_done, found, locations, deadline)
+
+    def _ask_in_turn(
+        self,
+        route: Route,
+        keys: Keys,
+        is_done: NDArray[np.uint8],
+        found: NDArray[np.uint8],
+        locations: NDArray[np.uint8],
+        deadline: float,
+    ) -> None:
+        """Look up what is not done yet.
+
+        Those who are suspected are asked where no other owner answers: one that stood still a moment ago may be one of
+        them, and the only one that knows.
+        """
+        ask: _native.AskBatch | None = _native.AskBatch(keys, is_done, route.table, in_turn=True)
+        while ask is not None:
+            self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
+            ask = ask.of_doubted(keys)
 
     def promote(
         self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease

@@ -84,6 +84,12 @@ void make_ask(AskBatch* self, const KeyArray& keys, const std::optional<FlagArra
                       in_turn ? AskBatch::Order::kInTurn : AskBatch::Order::kTogether);
 }
 
+std::unique_ptr<AskBatch> ask_doubted(const AskBatch& self, const KeyArray& keys) {
+  if (keys.shape(0) != self.answered().size())
+    throw nb::value_error("these are not the keys of this question");
+  return self.of_doubted(require_keys(keys));
+}
+
 AskBatch* ask_members(const ArrayOf<int32_t, kAnySize>& members, std::shared_ptr<RingTable> ring) {
   const auto* rows = require<int32_t>(members, "members", {kAnySize});
   const auto n_members = static_cast<int32_t>(ring->is_healthy.size());
@@ -279,6 +285,7 @@ void bind_ask(nb::module_& m) {
       .def_static("of_members", &ask_members, "members"_a, "ring"_a, nb::rv_policy::take_ownership)
       .def("add_page_owners", &add_page_owners, "locations"_a, "member_keys"_a)
       .def("ask_together", &AskBatch::ask_together, "member"_a)
+      .def("of_doubted", &ask_doubted, "keys"_a)
       .def_static("of_page_owners", &ask_page_owners, "locations"_a, "member_keys"_a, "ring"_a,
                   nb::rv_policy::take_ownership)
       .def("asks",

@@ -19,20 +19,35 @@ AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::share
       answered_(n) {
   if (ring_->points.empty()) return;
   for (uint32_t row = 0; row < n; ++row) {
-    if (is_done != nullptr && is_done[row] != 0) continue;
+    rows_[row].is_left_out = is_done != nullptr && is_done[row] != 0;
+    if (rows_[row].is_left_out) continue;
     const int32_t* owners = ring_->owners_of(keys[row]);
     rows_[row].owners = owners;
     rows_[row].next = order == Order::kInTurn ? 0 : static_cast<uint32_t>(ring_->replicas);
+    rows_[row].may_be_unheard = order == Order::kDoubted;
     for (size_t i = 0; i < ring_->replicas && owners[i] >= 0; ++i) {
       if (order == Order::kTogether) {
         assign(row, owners[i]);
+      } else if (order == Order::kInTurn || owners[i] == ring_->own_index) {
+        if (!expect(row, owners[i]) && owners[i] != ring_->own_index) rows_[row].is_doubted = true;
       } else {
-        expect(row, owners[i]);
+        if (is_peer(owners[i])) rows_[row].may_be_unheard = false;
+        count_on(row, owners[i]);
+        place(row, owners[i]);
       }
     }
     ask_next(row);
     count(row);
   }
+}
+
+std::unique_ptr<AskBatch> AskBatch::of_doubted(const Key* keys) const {
+  if (n_doubted_ == 0) return nullptr;
+  std::vector<uint8_t> is_done(rows_.size());
+  for (uint32_t row = 0; row < rows_.size(); ++row) {
+    is_done[row] = rows_[row].is_left_out || rows_[row].is_done || answered_[row] != 0 ? 1 : 0;
+  }
+  return std::make_unique<AskBatch>(keys, rows_.size(), is_done.data(), ring_, Order::kDoubted);
 }
 
 AskBatch::AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring)
@@ -50,6 +65,7 @@ AskBatch::AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingT
 void AskBatch::add(const int32_t* members) {
   n_open_ = 0;
   n_unheard_ = 0;
+  n_doubted_ = 0;
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     const int32_t* owners = rows_[row].owners;
     const bool is_asked = owners != nullptr && std::find(owners, owners + ring_->replicas, members[row]) !=
@@ -61,7 +77,8 @@ void AskBatch::add(const int32_t* members) {
 
 void AskBatch::count(uint32_t row) {
   n_open_ += is_open(row) ? 1 : 0;
-  n_unheard_ += is_open(row) && answered_[row] == 0 ? 1 : 0;
+  n_unheard_ += is_unheard(row) ? 1 : 0;
+  n_doubted_ += is_in_doubt(row) ? 1 : 0;
 }
 
 void AskBatch::assign(uint32_t row, int32_t owner) {
@@ -80,12 +97,17 @@ bool AskBatch::expect(uint32_t row, int32_t owner) {
     }
     return false;
   }
+  count_on(row, owner);
+  return true;
+}
+
+void AskBatch::count_on(uint32_t row, int32_t owner) {
+  const auto member = static_cast<size_t>(owner);
   if (is_owner_[member] == 0) {
     is_owner_[member] = 1;
     owners_.push_back(owner);
   }
   ++rows_[row].waiting;
-  return true;
 }
 
 void AskBatch::place(uint32_t row, int32_t owner) {
@@ -136,14 +158,13 @@ std::string AskBatch::body(size_t ask, const uint8_t* records, size_t record_siz
 }
 
 void AskBatch::update(uint32_t row, bool has_answered, bool is_done) {
-  const bool was_open = is_open(row);
-  const bool was_unheard = was_open && answered_[row] == 0;
+  const bool was_open = is_open(row), was_unheard = is_unheard(row), was_in_doubt = is_in_doubt(row);
   --rows_[row].waiting;
   if (has_answered) answered_[row] = 1;
   if (is_done) rows_[row].is_done = true;
-  const bool is_unheard = is_open(row) && answered_[row] == 0;
   n_open_ -= was_open && !is_open(row) ? 1 : 0;
-  n_unheard_ -= was_unheard && !is_unheard ? 1 : 0;
+  n_unheard_ -= was_unheard && !is_unheard(row) ? 1 : 0;
+  n_doubted_ -= was_in_doubt && !is_in_doubt(row) ? 1 : 0;
   ask_next(row);
 }
 

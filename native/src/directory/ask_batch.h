@@ -33,6 +33,7 @@ class AskBatch {
   enum class Order {
     kTogether,  // a row's owners are all asked at once
     kInTurn,    // the first; each next one when those before did not find it, or when it is hurried
+    kDoubted,   // all at once, those that are not healthy as well
   };
 
   // Rows of one ask: few enough that an owner answers the first while the next are still on their way, many
@@ -53,6 +54,10 @@ class AskBatch {
            Order order = Order::kTogether);
   // Each row is asked of one member, whether or not that owns its entry; -1: of nobody.
   AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring);
+  // Of one in turn, a question about all rows that nobody has answered, put to the members that were passed
+  // over, too: one that was suspected may be there all the same. Null while no row needs one of these. They
+  // are waited for as the silent are, unless a healthy owner may still answer.
+  std::unique_ptr<AskBatch> of_doubted(const Key* keys) const;
 
   const std::deque<Ask>& asks() const { return asks_; }
   // Who is asked, or may be when their turn comes.
@@ -90,9 +95,9 @@ class AskBatch {
 
   // Whether every row is done, or has no owner left that could answer.
   bool is_settled() const { return n_open_ == 0; }
-  // Whether each row that is not done has been answered by some owner: the silent need not be waited for much
-  // longer.
-  bool is_heard() const { return n_unheard_ == 0; }
+  // Whether each row that is not done has been answered by some owner, or `of_doubted` is to be asked: the
+  // silent need not be waited for much longer.
+  bool is_heard() const { return n_unheard_ == 0 || n_doubted_ > 0; }
   // For each row whether some owner, the asking member included, has answered.
   const std::vector<uint8_t>& answered() const { return answered_; }
   // Says for each row whether somebody may still answer.
@@ -108,10 +113,14 @@ class AskBatch {
     uint32_t next = 0;                // the first of them whose turn has not come
     int waiting = 0;                  // owners that may still answer, whether or not they are asked yet
     bool is_done = false;
+    bool is_left_out = false;     // nobody is asked
+    bool is_doubted = false;      // an owner was passed over
+    bool may_be_unheard = false;  // no healthy owner is asked
   };
 
   // Counts on an answer of this member; false if it can't give one.
   bool expect(uint32_t row, int32_t owner);
+  void count_on(uint32_t row, int32_t owner);
   void place(uint32_t row, int32_t owner);
   void assign(uint32_t row, int32_t owner);
   void ask_next(uint32_t row);
@@ -130,6 +139,12 @@ class AskBatch {
   // Takes what is known to have the right length, with a location for each row that is found.
   void take(size_t ask, std::string_view is_found, const char* next, uint8_t* found, Location* locations);
   bool is_open(uint32_t row) const { return !rows_[row].is_done && rows_[row].waiting > 0; }
+  bool is_unheard(uint32_t row) const {
+    return is_open(row) && answered_[row] == 0 && !rows_[row].may_be_unheard;
+  }
+  bool is_in_doubt(uint32_t row) const {
+    return rows_[row].is_doubted && !rows_[row].is_done && answered_[row] == 0;
+  }
 
   const std::shared_ptr<const RingTable> ring_;
   std::deque<Ask> asks_;  // grows while one of them is looked at
@@ -142,6 +157,7 @@ class AskBatch {
   std::vector<int32_t> passed_over_;
   size_t n_open_ = 0;
   size_t n_unheard_ = 0;
+  size_t n_doubted_ = 0;  // rows
 };
 
 }  // namespace p2pkv
