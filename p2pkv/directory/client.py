@@ -140,7 +140,7 @@ class DirectoryClient:
                 is_unknown = found[foreign] == 0
                 locations[foreign[is_unknown]] = said[is_unknown]
                 found[foreign[is_unknown]] = 1
-            found = self._shard.keep_present(locations, found)
+            found = self._shard.keep_present(keys, locations, found, self._others)
             self._metrics.found_pages.inc(max(0, int(np.count_nonzero(found)) - n_own))
             self._look_ups.add(0, len(keys) - n_own, self._clock.monotonic() - began)
         return found, locations

@@ -178,7 +178,8 @@ class World:
         lost = [key for key, hit in zip(keys, found, strict=True) if not hit and self.held[key] - set(hurt)]
         if lost:
             where = {key: sorted(self.held[key]) for key in lost}
-            raise self.broken(f"not found {when}: {where}")
+            told = [str(self.reader.explain(key)) for key in lost]
+            raise self.broken("\n".join([f"not found {when}: {where}", *told]))
         if (memory != memory_now).any():
             raise self.broken(f"memory was written to after a fetch {when}")
 

@@ -11,6 +11,7 @@ from p2pkv import _native
 from p2pkv.control.wire import HEADER, MAGIC, REPLY, VERSION, Kind, ReplyStatus
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import View, node_key
+from p2pkv.page import as_locations
 from p2pkv.testing.simulated_directory import NoChannels, SimulatedControl
 from simulated_directory_nodes import DirectoryNodes
 
@@ -88,3 +89,13 @@ def test_nodes_from_before_are_asked_as_before(nodes: DirectoryNodes) -> None:
     reader = Reader(nodes, are_from_before=True)
     assert reader.look_up(keys).all()
     assert reader.control.n_records[Kind.LOCATE] > 0
+
+
+def test_a_page_is_found_whose_first_holder_is_gone(nodes: DirectoryNodes) -> None:
+    keys = _published(nodes)
+    reader = Reader(nodes, are_from_before=False)
+    reader.directory.set_view(View(nodes.nodes[name].member for name in ("b", "reader")))
+    found, locations = reader.directory.get(keys, reader.clock.now + 5.0)
+    assert reader.control.n_records[Kind.LOCATE] > 0, "this node knew all by itself: the test proves nothing"
+    assert found.all()
+    assert (as_locations(locations)["owner"] == node_key("b")).all()

@@ -89,6 +89,9 @@ std::vector<KnownEntry> known_entries_of(Shard& self, const nb::bytes& id) {
   return entries;
 }
 
+using WritableLocations =
+    nb::ndarray<uint8_t, nb::shape<-1, sizeof(Location)>, nb::c_contig, nb::device::cpu>;
+
 // As Shard::get; what other holders there are goes to `others`.
 void get_with_others(Shard& self, const Key* keys, size_t n, uint8_t* found, Location* locations,
                      OtherHolders* others) {
@@ -152,16 +155,19 @@ void bind_shard(nb::module_& m) {
           "entries"_a)
       .def(
           "keep_present",
-          [](Shard& self, const LocationArray& locations, const FlagArray& found) {
-            const auto* where = reinterpret_cast<const Location*>(
-                require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
-            const size_t n = locations.shape(0);
+          [](Shard& self, const KeyArray& keys, WritableLocations locations, const FlagArray& found,
+             OtherHolders* others) {
+            const Key* rows = require_keys(keys);
+            const size_t n = keys.shape(0);
+            if (locations.shape(0) != n) throw nb::value_error("locations and keys differ in length");
             const auto* there = require<uint8_t>(found, "found", {static_cast<int64_t>(n)});
             std::vector<uint8_t> present(there, there + n);
+            auto* where = reinterpret_cast<Location*>(locations.data());
             self.keep_present(where, present.data(), n);
+            if (others != nullptr) others->replace_lost(self, rows, there, where, present.data(), n);
             return give<uint8_t>(std::move(present), {n});
           },
-          "locations"_a, "found"_a)
+          "keys"_a, "locations"_a, "found"_a, "others"_a.none())
       .def(
           "set_view",
           [](Shard& self, const std::vector<uint64_t>& owners, const std::vector<uint64_t>& boots) {

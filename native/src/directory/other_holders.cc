@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "directory/shard.h"
+
 namespace p2pkv {
 
 OtherHolders::OtherHolders(size_t capacity)
@@ -33,6 +35,22 @@ size_t OtherHolders::get(const Key& key, Others* others) {
   if (entry == set + kWays) return 0;
   *others = entry->others;
   return entry->n;
+}
+
+void OtherHolders::replace_lost(Shard& shard, const Key* keys, const uint8_t* found, Location* locations,
+                                uint8_t* present, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i] == 0 || present[i] != 0) continue;
+    Others others;
+    const size_t n_others = get(keys[i], &others);
+    std::array<uint8_t, kMostHolders - 1> is_present;
+    is_present.fill(1);
+    shard.keep_present(others.data(), is_present.data(), n_others);
+    const auto first = std::find(is_present.begin(), is_present.begin() + n_others, 1) - is_present.begin();
+    if (static_cast<size_t>(first) == n_others) continue;
+    locations[i] = others[static_cast<size_t>(first)];
+    present[i] = 1;
+  }
 }
 
 }  // namespace p2pkv

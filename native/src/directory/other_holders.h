@@ -12,6 +12,8 @@
 
 namespace p2pkv {
 
+class Shard;
+
 // How many holders of a key a shard names at most: one to read from, and enough others to lose some.
 constexpr size_t kMostHolders = 4;
 
@@ -29,6 +31,10 @@ class OtherHolders {
   void put(const Key& key, const Location* others, size_t n);
   // Returns how many others of a key are known, and copies them.
   size_t get(const Key& key, Others* others);
+  // Of keys that were `found`, with locations of nodes that are not `present` any more: names another holder
+  // that is, if one is known, and has the key count as present.
+  void replace_lost(Shard& shard, const Key* keys, const uint8_t* found, Location* locations,
+                    uint8_t* present, size_t n);
 
  private:
   static constexpr size_t kWays = 4;
