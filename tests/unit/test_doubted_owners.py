@@ -9,10 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from p2pkv import _native
 from p2pkv.control.sockets import Request
 from p2pkv.directory.asking import SILENT_OWNER_S
 from p2pkv.directory.client import DirectoryClient
-from p2pkv.directory.view import State, View, node_key
+from p2pkv.directory.ring import Ring
+from p2pkv.directory.view import Member, State, View, node_key
+from p2pkv.page import LOCATION, Namespace
 from p2pkv.testing.simulated_directory import NoChannels, SimulatedAnswers, SimulatedControl
 from simulated_directory_nodes import DirectoryNodes
 
@@ -131,3 +134,55 @@ def test_suspects_are_left_alone_where_an_owner_answers(nodes: DirectoryNodes) -
     assert reader.look_up(keys).all()
     assert not reader.look_up(strange).any()
     assert reader.control.asked["b"] == 0
+
+
+def _in_turn(own: int = -1) -> tuple[np.ndarray, _native.AskBatch, np.ndarray, np.ndarray]:
+    """Return a key of two owners, 0 being healthy and 1 suspected, what asks for it, and where the answer goes."""
+    ring = Ring([Member("a", 1, "10.0.0.1:1"), Member("b", 1, "10.0.0.2:1")], 2)
+    healthy = np.array([1, 0], np.uint8)
+    table = _native.RingTable(ring.points, ring.successors, healthy, own)
+    keys = Namespace("ring").hash(["page"])
+    ask = _native.AskBatch(keys, None, table, in_turn=True)
+    return keys, ask, np.zeros(1, np.uint8), np.zeros((1, LOCATION.itemsize), np.uint8)
+
+
+def _asked_of(ask: _native.AskBatch, member: int) -> int:
+    return [owner for owner, _ in ask.asks()].index(member)
+
+
+def test_what_a_suspect_says_ends_no_wait_for_a_healthy_owner() -> None:
+    keys, ask, found, locations = _in_turn()
+    assert ask.is_heard(), "the healthy one is silent: the suspect is to be asked"
+    again = ask.of_doubted(keys)
+    assert again is not None
+    assert not again.is_heard()
+    assert again.take_found(_asked_of(again, 1), b"\0", found, locations)
+    assert not again.is_heard(), "it may have been put past the suspect"
+    assert not again.is_settled()
+    assert again.take_found(_asked_of(again, 0), b"\1" + b"\7" * LOCATION.itemsize, found, locations)
+    assert again.is_settled()
+    assert found.all()
+    assert again.of_doubted(keys) is None
+
+
+def test_who_has_refused_is_not_waited_for_as_a_healthy_owner_is() -> None:
+    keys, ask, _, _ = _in_turn()
+    ask.refuse(0)
+    assert ask.is_settled()
+    again = ask.of_doubted(keys)
+    assert again is not None
+    assert again.is_heard()
+    assert not again.is_settled()
+
+
+def test_what_a_healthy_owner_does_not_have_no_suspect_is_asked_for() -> None:
+    keys, ask, found, locations = _in_turn()
+    assert ask.take_found(0, b"\0", found, locations)
+    assert ask.is_settled()
+    assert ask.of_doubted(keys) is None
+
+
+def test_what_this_node_does_not_have_itself_no_suspect_is_asked_for() -> None:
+    keys, ask, _, _ = _in_turn(own=0)
+    assert ask.is_settled()
+    assert ask.of_doubted(keys) is None

@@ -10,33 +10,23 @@
 
 namespace p2pkv {
 
-AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring,
-                   Order order)
+AskBatch::AskBatch(std::shared_ptr<const RingTable> ring, size_t n)
     : ring_(std::move(ring)),
       latest_ask_of_(ring_->is_healthy.size(), -1),
       is_owner_(ring_->is_healthy.size()),
       rows_(n),
-      answered_(n) {
-  if (ring_->points.empty()) return;
+      answered_(n) {}
+
+AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring,
+                   Order order)
+    : AskBatch(std::move(ring), n) {
+  ask_owners(keys, is_done, order);
+}
+
+AskBatch::AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring)
+    : AskBatch(std::move(ring), n) {
   for (uint32_t row = 0; row < n; ++row) {
-    rows_[row].is_left_out = is_done != nullptr && is_done[row] != 0;
-    if (rows_[row].is_left_out) continue;
-    const int32_t* owners = ring_->owners_of(keys[row]);
-    rows_[row].owners = owners;
-    rows_[row].next = order == Order::kInTurn ? 0 : static_cast<uint32_t>(ring_->replicas);
-    rows_[row].may_be_unheard = order == Order::kDoubted;
-    for (size_t i = 0; i < ring_->replicas && owners[i] >= 0; ++i) {
-      if (order == Order::kTogether) {
-        assign(row, owners[i]);
-      } else if (order == Order::kInTurn || owners[i] == ring_->own_index) {
-        if (!expect(row, owners[i]) && owners[i] != ring_->own_index) rows_[row].is_doubted = true;
-      } else {
-        if (is_peer(owners[i])) rows_[row].may_be_unheard = false;
-        count_on(row, owners[i]);
-        place(row, owners[i]);
-      }
-    }
-    ask_next(row);
+    if (members[row] >= 0) assign(row, members[row]);
     count(row);
   }
 }
@@ -47,17 +37,26 @@ std::unique_ptr<AskBatch> AskBatch::of_doubted(const Key* keys) const {
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     is_done[row] = rows_[row].is_left_out || rows_[row].is_done || answered_[row] != 0 ? 1 : 0;
   }
-  return std::make_unique<AskBatch>(keys, rows_.size(), is_done.data(), ring_, Order::kDoubted);
+  std::unique_ptr<AskBatch> again(new AskBatch(ring_, rows_.size()));
+  again->refused_before_ = has_refused_;
+  again->ask_owners(keys, is_done.data(), Order::kDoubted);
+  return again;
 }
 
-AskBatch::AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring)
-    : ring_(std::move(ring)),
-      latest_ask_of_(ring_->is_healthy.size(), -1),
-      is_owner_(ring_->is_healthy.size()),
-      rows_(n),
-      answered_(n) {
-  for (uint32_t row = 0; row < n; ++row) {
-    if (members[row] >= 0) assign(row, members[row]);
+void AskBatch::ask_owners(const Key* keys, const uint8_t* is_done, Order order) {
+  if (ring_->points.empty()) return;
+  for (uint32_t row = 0; row < rows_.size(); ++row) {
+    rows_[row].is_left_out = is_done != nullptr && is_done[row] != 0;
+    if (rows_[row].is_left_out) continue;
+    const int32_t* owners = ring_->owners_of(keys[row]);
+    rows_[row].owners = owners;
+    rows_[row].next = order == Order::kInTurn ? 0 : static_cast<uint32_t>(ring_->replicas);
+    for (size_t i = 0; i < ring_->replicas && owners[i] >= 0; ++i) {
+      const bool is_asked = expect(row, owners[i], order);
+      if (is_asked && order != Order::kInTurn) place(row, owners[i]);
+      if (!is_asked && order == Order::kInTurn && owners[i] != ring_->own_index) rows_[row].is_doubted = true;
+    }
+    ask_next(row);
     count(row);
   }
 }
@@ -82,32 +81,29 @@ void AskBatch::count(uint32_t row) {
 }
 
 void AskBatch::assign(uint32_t row, int32_t owner) {
-  if (expect(row, owner)) place(row, owner);
+  if (expect(row, owner, Order::kTogether)) place(row, owner);
 }
 
-bool AskBatch::expect(uint32_t row, int32_t owner) {
+bool AskBatch::expect(uint32_t row, int32_t owner, Order order) {
   if (owner == ring_->own_index) {
     answered_[row] = 1;
+    rows_[row].is_heard = true;
     return false;
   }
   const auto member = static_cast<size_t>(owner);
-  if (ring_->is_healthy[member] == 0) {
+  if (order != Order::kDoubted && ring_->is_healthy[member] == 0) {
     if (std::find(passed_over_.begin(), passed_over_.end(), owner) == passed_over_.end()) {
       passed_over_.push_back(owner);
     }
     return false;
   }
-  count_on(row, owner);
-  return true;
-}
-
-void AskBatch::count_on(uint32_t row, int32_t owner) {
-  const auto member = static_cast<size_t>(owner);
   if (is_owner_[member] == 0) {
     is_owner_[member] = 1;
     owners_.push_back(owner);
   }
   ++rows_[row].waiting;
+  rows_[row].trusted += is_trusted(owner) ? 1 : 0;
+  return true;
 }
 
 void AskBatch::place(uint32_t row, int32_t owner) {
@@ -157,10 +153,14 @@ std::string AskBatch::body(size_t ask, const uint8_t* records, size_t record_siz
   return body;
 }
 
-void AskBatch::update(uint32_t row, bool has_answered, bool is_done) {
+void AskBatch::update(uint32_t row, int32_t owner, bool has_answered, bool is_done) {
   const bool was_open = is_open(row), was_unheard = is_unheard(row), was_in_doubt = is_in_doubt(row);
   --rows_[row].waiting;
   if (has_answered) answered_[row] = 1;
+  if (is_trusted(owner)) {
+    --rows_[row].trusted;
+    if (has_answered) rows_[row].is_heard = true;
+  }
   if (is_done) rows_[row].is_done = true;
   n_open_ -= was_open && !is_open(row) ? 1 : 0;
   n_unheard_ -= was_unheard && !is_unheard(row) ? 1 : 0;
@@ -170,11 +170,14 @@ void AskBatch::update(uint32_t row, bool has_answered, bool is_done) {
 
 void AskBatch::acknowledge(size_t ask) {
   asks_.at(ask).is_answered = true;
-  for (const uint32_t row : asks_[ask].rows) update(row, true, false);
+  for (const uint32_t row : asks_[ask].rows) update(row, asks_[ask].owner, true, false);
 }
 
 void AskBatch::refuse(size_t ask) {
-  for (const uint32_t row : asks_.at(ask).rows) update(row, false, false);
+  const int32_t owner = asks_.at(ask).owner;
+  has_refused_.resize(ring_->is_healthy.size());
+  has_refused_[static_cast<size_t>(owner)] = 1;
+  for (const uint32_t row : asks_[ask].rows) update(row, owner, false, false);
 }
 
 std::optional<size_t> AskBatch::count_found(std::string_view reply, size_t n_rows) {
@@ -244,7 +247,7 @@ void AskBatch::take(size_t ask, std::string_view is_found, const char* next, uin
       std::memcpy(static_cast<void*>(locations + rows[i]), next, sizeof(Location));
       next += sizeof(Location);
     }
-    update(rows[i], true, is_found[i] != 0);
+    update(rows[i], asks_[ask].owner, true, is_found[i] != 0);
   }
 }
 
@@ -257,7 +260,7 @@ bool AskBatch::take_flags(size_t ask, std::string_view reply, uint8_t* flags) {
   asks_[ask].is_answered = true;
   for (size_t i = 0; i < rows.size(); ++i) {
     flags[rows[i]] = reply[i] != 0 ? 1 : 0;
-    update(rows[i], true, false);
+    update(rows[i], asks_[ask].owner, true, false);
   }
   return true;
 }

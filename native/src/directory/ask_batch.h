@@ -56,7 +56,8 @@ class AskBatch {
   AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring);
   // Of one in turn, a question about all rows that nobody has answered, put to the members that were passed
   // over, too: one that was suspected may be there all the same. Null while no row needs one of these. They
-  // are waited for as the silent are, unless a healthy owner may still answer.
+  // are waited for as the silent are; a healthy owner of a row longer, whatever they say: entries may have
+  // been put past a suspect. Whoever has refused is not counted as healthy again.
   std::unique_ptr<AskBatch> of_doubted(const Key* keys) const;
 
   const std::deque<Ask>& asks() const { return asks_; }
@@ -112,15 +113,18 @@ class AskBatch {
     const int32_t* owners = nullptr;  // as the ring has them
     uint32_t next = 0;                // the first of them whose turn has not come
     int waiting = 0;                  // owners that may still answer, whether or not they are asked yet
+    int trusted = 0;                  // those of them that are waited for until the deadline
     bool is_done = false;
-    bool is_left_out = false;     // nobody is asked
-    bool is_doubted = false;      // an owner was passed over
-    bool may_be_unheard = false;  // no healthy owner is asked
+    bool is_heard = false;     // one of these, or the asking member, has answered
+    bool is_left_out = false;  // nobody is asked
+    bool is_doubted = false;   // an owner was passed over
   };
 
+  AskBatch(std::shared_ptr<const RingTable> ring, size_t n);
+  void ask_owners(const Key* keys, const uint8_t* is_done, Order order);
+
   // Counts on an answer of this member; false if it can't give one.
-  bool expect(uint32_t row, int32_t owner);
-  void count_on(uint32_t row, int32_t owner);
+  bool expect(uint32_t row, int32_t owner, Order order);
   void place(uint32_t row, int32_t owner);
   void assign(uint32_t row, int32_t owner);
   void ask_next(uint32_t row);
@@ -128,7 +132,7 @@ class AskBatch {
   bool is_peer(int32_t owner) const {
     return owner != ring_->own_index && ring_->is_healthy[static_cast<size_t>(owner)] != 0;
   }
-  void update(uint32_t row, bool has_answered, bool is_done);
+  void update(uint32_t row, int32_t owner, bool has_answered, bool is_done);
   // How many rows of an ask the reply says are found; nothing if it is too short to say so.
   static std::optional<size_t> count_found(std::string_view reply, size_t n_rows);
   // How many holders of an ask's rows the reply names; nothing if it is too short, or names more than it may.
@@ -139,8 +143,12 @@ class AskBatch {
   // Takes what is known to have the right length, with a location for each row that is found.
   void take(size_t ask, std::string_view is_found, const char* next, uint8_t* found, Location* locations);
   bool is_open(uint32_t row) const { return !rows_[row].is_done && rows_[row].waiting > 0; }
+  bool is_trusted(int32_t owner) const {
+    const auto member = static_cast<size_t>(owner);
+    return ring_->is_healthy[member] != 0 && (refused_before_.empty() || refused_before_[member] == 0);
+  }
   bool is_unheard(uint32_t row) const {
-    return is_open(row) && answered_[row] == 0 && !rows_[row].may_be_unheard;
+    return is_open(row) && rows_[row].trusted > 0 && !rows_[row].is_heard;
   }
   bool is_in_doubt(uint32_t row) const {
     return rows_[row].is_doubted && !rows_[row].is_done && answered_[row] == 0;
@@ -155,6 +163,8 @@ class AskBatch {
   std::vector<Row> rows_;
   std::vector<uint8_t> answered_;
   std::vector<int32_t> passed_over_;
+  std::vector<uint8_t> has_refused_;     // by member; empty: nobody has
+  std::vector<uint8_t> refused_before_;  // the same of the question that this one follows
   size_t n_open_ = 0;
   size_t n_unheard_ = 0;
   size_t n_doubted_ = 0;  // rows
