@@ -1,5 +1,6 @@
 // Both ends of an attachment, in one process: what is stored, and what becomes of what is withdrawn.
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 namespace {
 
 using p2pkv::SharedRegion;
+using p2pkv::attaching::kSomewhere;
 using p2pkv::attaching::load_word_of;
 using p2pkv::attaching::store_word_of;
 using p2pkv::attaching::Waiting;
@@ -33,6 +35,33 @@ struct Pair {
     second = UniqueFd(ends[1]);
   }
   UniqueFd first, second;
+};
+
+// An end that is called once while it waits, and counts how often it looks for what it waits for.
+struct CalledOnce {
+  // The other end says by `is_other_awake` whether, and on which core, it is awake. What this one waits for
+  // is there at its second sleep, or at its look `seen_at` after the call.
+  explicit CalledOnce(uint64_t is_other_awake, size_t seen_at = SIZE_MAX)
+      : is_other_awake_(is_other_awake), seen_at_(seen_at) {}
+
+  void wait() {
+    n_sleeps = n_looks_before_call = n_looks_after_call = 0;
+    CHECK(p2pkv::attaching::wake(pair_.second.get(), 0, 1));
+    const auto is_there = [&] {
+      if (load_word_of(is_awake_) == 0) return ++n_sleeps == 2;
+      return n_sleeps == 0 ? ++n_looks_before_call == SIZE_MAX : ++n_looks_after_call == seen_at_;
+    };
+    CHECK(waiting_.until(is_there, Deadline::after(20)) == Waiting::Woken::kSeen);
+  }
+
+  size_t n_sleeps = 0, n_looks_before_call = 0, n_looks_after_call = 0;
+
+ private:
+  const Pair pair_;
+  uint64_t is_awake_ = 0;
+  const uint64_t is_other_awake_;
+  const size_t seen_at_;
+  Waiting waiting_{pair_.first.get(), &is_awake_, &is_other_awake_};
 };
 
 }  // namespace
@@ -132,9 +161,39 @@ TEST(attach_what_is_withdrawn_is_never_served_with_other_bytes) {
 TEST(attach_nobody_sleeps_over_what_was_done_while_he_was_awake) {
   const Pair pair;
   uint64_t is_awake = 0;
-  Waiting waiting(pair.first.get(), &is_awake);
+  Waiting waiting(pair.first.get(), &is_awake, &kSomewhere);
   const auto is_done = [&] { return load_word_of(is_awake) == 0; };  // as late as can be
   CHECK(waiting.until(is_done, Deadline::after(20)) == Waiting::Woken::kSeen);
+}
+
+// Of the caller's core it would take the time that the caller needs to end what it was called for.
+TEST(attach_who_wakes_on_its_callers_core_gives_that_back) {
+  std::thread pinned([] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<size_t>(sched_getcpu()), &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    CalledOnce beside(p2pkv::attaching::awake_here());
+    beside.wait();
+    CHECK_EQ(beside.n_looks_after_call, 2U);  // when it has woken, and before it sleeps again
+    CalledOnce elsewhere(p2pkv::attaching::awake_here() + 1);
+    elsewhere.wait();
+    CHECK(elsewhere.n_looks_after_call > 2);
+  });
+  pinned.join();
+}
+
+TEST(attach_what_comes_soon_after_a_call_says_nothing_of_the_time_before) {
+  CalledOnce end(kSomewhere, 3);  // which it sees while it waits awake
+  constexpr size_t kWaits = 400;
+  size_t n_awake_before = 0, n_seen_after = 0;
+  for (size_t i = 0; i < kWaits; ++i) {
+    end.wait();
+    if (end.n_looks_before_call > 1) ++n_awake_before;
+    if (end.n_sleeps == 1) ++n_seen_after;
+  }
+  CHECK(n_awake_before <= 4 + kWaits / 16);
+  CHECK_EQ(n_seen_after, kWaits);
 }
 
 TEST(attach_ends_of_a_line_wake_each_other) {
@@ -142,7 +201,7 @@ TEST(attach_ends_of_a_line_wake_each_other) {
   constexpr uint64_t kRounds = 4000;
   uint64_t asked = 0, answered = 0, asking_awake = 0, answering_awake = 0;
   std::thread answering([&] {
-    Waiting waiting(pair.second.get(), &answering_awake);
+    Waiting waiting(pair.second.get(), &answering_awake, &asking_awake);
     for (uint64_t id = 1; id <= kRounds; ++id) {
       const auto is_asked = [&] { return load_word_of(asked) == id; };
       CHECK(waiting.until(is_asked, Deadline::after(60)) == Waiting::Woken::kSeen);
@@ -151,7 +210,7 @@ TEST(attach_ends_of_a_line_wake_each_other) {
     }
   });
   std::mt19937_64 chance(p2pkv::test::seed("attach_ends_of_a_line"));
-  Waiting waiting(pair.first.get(), &asking_awake);
+  Waiting waiting(pair.first.get(), &asking_awake, &answering_awake);
   for (uint64_t id = 1; id <= kRounds; ++id) {
     if (chance() % 8 == 0) CHECK(p2pkv::attaching::wake(pair.first.get(), answering_awake, id));  // ahead
     const auto until = Deadline::after(static_cast<double>(chance() % 150) * 1e-6);

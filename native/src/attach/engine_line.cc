@@ -81,8 +81,13 @@ std::unique_ptr<EngineLine> EngineLine::open(const std::string& path, const Welc
     return nullptr;
   line->answer_ = ReadOnlyMapping::map(answer.get(), area_nbytes<AnswerArea>(), error);
   if (!line->answer_) return nullptr;
-  line->waiting_.emplace(line->connection_.get(), &line->request().is_awake);
+  line->waiting_.emplace(line->connection_.get(), &line->request().is_awake, &line->answer().is_awake);
   return line;
+}
+
+void EngineLine::call_ahead() {
+  store_word_of(request().is_awake, awake_here());
+  wake(connection_.get(), answer().is_awake, last_id_);
 }
 
 EngineLine::Asked EngineLine::ask(const Deadline& deadline) {

@@ -41,7 +41,7 @@ class EngineLine {
   Asked ask(const Deadline& deadline);
 
   // Has the node be awake by the time of the next `ask`, if that is made soon.
-  void call_ahead() { wake(connection_.get(), answer().is_awake, last_id_); }
+  void call_ahead();
 
   // Has who waits, or asks from now on, be told kLost.
   void interrupt();

@@ -124,7 +124,8 @@ struct MemoryPiece {
 static_assert(sizeof(MemoryPiece) == 24);
 
 // Written by the engine alone. `withdrawn` is the highest number of a request that it has taken back, `id`
-// that of the one that is written, which stays so until the next. `is_awake`: it sees an answer by itself.
+// that of the one that is written, which stays so until the next. `is_awake`, unless it is 0: it sees an
+// answer by itself (waiting.h has the values).
 struct RequestArea {
   uint64_t withdrawn;
   uint64_t id;
@@ -141,8 +142,8 @@ struct RequestArea {
 static_assert(offsetof(RequestArea, keys) == 64);
 
 // Written by the node alone. `committing` is the highest number of a request whose bytes it has copied and
-// does not look at any more, `answered` that of the last request whose answer is written. `is_awake`: it sees
-// a request by itself.
+// does not look at any more, `answered` that of the last request whose answer is written. `is_awake`, unless
+// it is 0: it sees a request by itself.
 struct AnswerArea {
   uint64_t committing;
   uint64_t sequence;  // of the directory entries (directory/ask_batch.h)

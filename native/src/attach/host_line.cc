@@ -24,7 +24,10 @@ class HostLine::Consented final : public Consent {
     // seen. Either way it knows that its memory is not looked at any more.
     store_word_of(line_.answer_->committing, id_);
     if (is_withdrawn()) return false;
-    line_.wake_engine();  // ahead of the answer: waking takes as long as what is left to do
+    // Ahead of the answer, since waking takes as long as what is left to do. The engine goes back to sleep if
+    // it wakes on this thread's core, which may be another one than at first.
+    store_word_of(line_.answer_->is_awake, awake_here());
+    line_.wake_engine();
     return true;
   }
 
@@ -72,7 +75,7 @@ bool HostLine::is_left() const {
 }
 
 void HostLine::run() {
-  Waiting waiting(connection_.get(), &answer_->is_awake);
+  Waiting waiting(connection_.get(), &answer_->is_awake, &request_->is_awake);
   for (;;) {
     const auto woken = waiting.until([&] { return is_asked(); }, Deadline::after(kNoHurry));
     if (woken == Waiting::Woken::kLate) continue;

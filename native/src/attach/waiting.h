@@ -19,6 +19,16 @@
 
 namespace p2pkv::attaching {
 
+// This is what the word of an end says that is awake, on a core that nobody knows: those of earlier versions
+// say no more.
+constexpr uint64_t kSomewhere = 1;
+
+// This is what it says of an end that is awake on the core where it is called. 0 says that it sleeps.
+inline uint64_t awake_here() {
+  const int core = sched_getcpu();
+  return core < 0 ? kSomewhere : kSomewhere + 1 + static_cast<uint64_t>(core);
+}
+
 // Wakes the other end unless it is awake. What it can't be sent, because it has not read what it was sent
 // before, it needs not: that wakes it. False: there is nobody at the other end.
 inline bool wake(int connection, const uint64_t& is_awake, uint64_t id) {
@@ -31,26 +41,27 @@ class Waiting {
  public:
   enum class Woken { kSeen, kLate, kLost };
 
-  // `is_awake`: the own word.
-  Waiting(int connection, uint64_t* is_awake) : connection_(connection), is_awake_(*is_awake) {}
+  // `is_awake` is the own word, and `is_other_awake` that of the other end.
+  Waiting(int connection, uint64_t* is_awake, const uint64_t* is_other_awake)
+      : connection_(connection), is_awake_(*is_awake), is_other_awake_(*is_other_awake) {}
 
   // Waits until `is_there()`, which looks at the other end's word, says so.
   template <typename IsThere>
   Woken until(const IsThere& is_there, const Deadline& deadline) {
-    store_word_of(is_awake_, 1);
-    bool is_expected = false;
+    store_word_of(is_awake_, awake_here());
+    bool is_called = false;
     for (;;) {
-      if (stay_awake(is_there, deadline, is_expected)) return Woken::kSeen;
+      if (stay_awake(is_there, deadline, is_called)) return Woken::kSeen;
       store_word_of(is_awake_, 0);
       const bool is_seen = is_there();  // or it was done while this end was awake, and nobody says so
       const bool is_woken = !is_seen && wait_readable(connection_, deadline);
-      store_word_of(is_awake_, 1);
+      store_word_of(is_awake_, awake_here());
       if (is_seen) return Woken::kSeen;
       const Received last = is_woken ? take_calls() : Received::kNothing;
       if (is_there()) return Woken::kSeen;
       if (last != Received::kNothing) return Woken::kLost;
       if (!is_woken) return Woken::kLate;
-      is_expected = true;  // a call may come ahead of what it calls for
+      is_called = true;  // a call may come ahead of what it calls for
     }
   }
 
@@ -65,14 +76,27 @@ class Waiting {
   static constexpr uint32_t kTrialEvery = 16;
   static constexpr uint32_t kCrowdedTrialEvery = 256;
 
+  // Whether waiting awake has paid lately.
+  class Trials {
+   public:
+    bool is_worth_one(uint32_t every) { return n_in_vain_ < kMostInVain || ++n_waits_ % every == 0; }
+    void took(bool has_paid) { n_in_vain_ = has_paid ? 0 : n_in_vain_ + 1; }
+    void give_up() { n_in_vain_ = kMostInVain; }
+
+   private:
+    uint32_t n_in_vain_ = 0;
+    uint32_t n_waits_ = 0;
+  };
+
   template <typename IsThere>
-  bool stay_awake(const IsThere& is_there, const Deadline& deadline, bool is_expected) {
+  bool stay_awake(const IsThere& is_there, const Deadline& deadline, bool is_called) {
     if (is_there()) return true;
-    const bool is_trial = is_worth_trying();
-    if (!is_trial && !is_expected) return false;
+    if (is_called && is_on_this_core()) return false;
+    Trials& trials = is_called ? called_ : uncalled_;
+    if (!trials.is_worth_one(is_crowded_ && !is_called ? kCrowdedTrialEvery : kTrialEvery)) return false;
     // This end gives no core away that others want while it waits for what it was called for: that comes in a
     // moment.
-    const bool yields = is_trial || !is_crowded_;
+    const bool yields = !is_called || !is_crowded_;
     auto now = Deadline::Clock::now();
     const auto end = std::min(deadline.at(), now + kAwake);
     bool is_seen = false;
@@ -82,16 +106,15 @@ class Waiting {
       const auto before = std::exchange(now, Deadline::Clock::now());
       if (yields) is_crowded_ = now - before > kAwake;
     }
-    if (is_crowded_) {
-      n_in_vain_ = kMostInVain;  // it may have been seen, but by one who came too late for it
-    } else {
-      n_in_vain_ = is_seen ? 0 : n_in_vain_ + 1;
-    }
+    trials.took(is_seen);
+    if (is_crowded_) uncalled_.give_up();  // it may have been seen, but by one who came too late for it
     return is_seen;
   }
 
-  bool is_worth_trying() {
-    return n_in_vain_ < kMostInVain || ++n_waits_ % (is_crowded_ ? kCrowdedTrialEvery : kTrialEvery) == 0;
+  // Whether the other end is awake on this core: it can't go on while this one is.
+  bool is_on_this_core() const {
+    const uint64_t here = awake_here();
+    return here != kSomewhere && load_word_of(is_other_awake_) == here;
   }
 
   // Reads whatever was sent; kNothing, unless the other end has gone or has sent something else.
@@ -106,8 +129,8 @@ class Waiting {
 
   const int connection_;
   uint64_t& is_awake_;
-  uint32_t n_in_vain_ = 0;
-  uint32_t n_waits_ = 0;
+  const uint64_t& is_other_awake_;
+  Trials uncalled_, called_;
   bool is_crowded_ = false;  // others wanted this core when it was last yielded
 };
 
