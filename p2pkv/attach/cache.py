@@ -112,7 +112,9 @@ class AttachedCache:
             beside = now
             outcomes = self._tell(attachment.node_key, call.ids, published, outcomes, deadline)
             n_published = int(np.count_nonzero(outcomes))
-        self._unsettled.add(call.ids[outcomes.astype(bool)])
+        # As all mostly are, none has to be picked out, which takes a while for many.
+        is_all = n_published == len(call.ids)
+        self._unsettled.add(call.ids if is_all else call.ids[outcomes.astype(bool)])
         if beside is not self._directory.beside(attachment.node_key):
             self.tell_unsettled(deadline)  # the view has changed before they were among what is told then
         self._count(published, n_published, began)
