@@ -192,6 +192,20 @@ TEST(page_blocks_a_turn_among_a_million_pages_is_short) {
               at(0.5), at(0.99), at(0.9999), at(1));
 }
 
+// Only the last granules' pages may go: who looks for them looks through the pool once for all pages of a
+// batch.
+TEST(page_blocks_a_batch_without_a_page_to_give_up_looks_through_the_pool_once) {
+  constexpr uint32_t kGranules = 1 << 17;
+  Model model(kGranules);
+  std::vector<uint32_t> pages;
+  for (uint64_t name = 0; name < kGranules; ++name) pages.push_back(model.publish(1, name).block);
+  for (const uint32_t page : pages) {
+    if (page < kGranules - 64) model.pin(page);
+  }
+  for (int i = 0; i < 16; ++i) CHECK(model.reserve(3) != kNone);
+  CHECK(model.n_again < 3 * kGranules / 512);
+}
+
 TEST(page_blocks_are_walked_oldest_first_whatever_their_size) {
   Model model(1000);
   std::vector<uint32_t> order;

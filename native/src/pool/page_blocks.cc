@@ -57,6 +57,7 @@ PageBlocks::Search PageBlocks::search_for(uint32_t n_granules, const Share& shar
   if (search.size_ >= windows_.size()) {
     windows_.resize(search.size_ + 1);
     last_searches_.resize(search.size_ + 1);
+    scan_ends_.resize(search.size_ + 1);
   }
   last_searches_[search.size_] = sizes_.n_committed();
   return search;

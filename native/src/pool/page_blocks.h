@@ -60,9 +60,11 @@ class PageBlocks {
     uint32_t size_ = 0;
     bool is_confined_ = false;  // it takes no page of another account
     bool is_let_out_ = false;   // nor is it to be confined again
+    bool is_wrapped_ = false;   // the scan has gone on from the pool's beginning
     uint32_t n_passed_ = 0;     // pages of the account that were held
     uint32_t n_windows_ = 0;    // opened so far
     uint32_t scanned_ = kNone;  // once all else was in vain: the place up to which it looked for a run
+    uint32_t scan_began_ = 0;   // where it began to
     uint32_t run_ = 0;          // where the run begins that it is in
   };
 
@@ -158,6 +160,7 @@ class PageBlocks {
   void close_other_windows(uint32_t size);
   bool close_sleeping_windows(uint32_t n_granules);
   uint32_t window_length(const Search& search) const;
+  void begin_scan(Search* search);
   Found scan_for_run(Search* search);
 
   bool is_stub_of(uint32_t block, uint32_t size) const;
@@ -179,6 +182,7 @@ class PageBlocks {
   AgeMap ages_;
   std::vector<Window> windows_;          // by size
   std::vector<uint64_t> last_searches_;  // by size: what had been committed when it last wanted a block
+  std::vector<uint32_t> scan_ends_;      // by size: where it last found a run, once all else was in vain
   uint64_t last_generation_;             // even; no word is above it by more than one
   uint32_t n_used_ = 0;
   uint64_t n_gone_for_shares_ = 0;

@@ -87,7 +87,7 @@ PageBlocks::Found PageBlocks::make_room(Search* search) {
   }
   if (own != kNone) return take_in_place(search, own);
   close_other_windows(size);
-  search->scanned_ = search->run_ = 0;
+  begin_scan(search);
   return scan_for_run(search);
 }
 
@@ -300,8 +300,16 @@ bool PageBlocks::clear(Search* search, uint32_t at) {
   return true;
 }
 
-// The last resort of a size that has no page to give up: the first run, wherever it lies, of which nothing
-// must stay. Only then is there no room.
+// The last resort of a size that has no page to give up: the next run, wherever it lies, of which nothing
+// must stay. It goes on where the size found the last one, so that the pages of a batch look through the pool
+// once together and not once each.
+void PageBlocks::begin_scan(Search* search) {
+  const uint32_t end = scan_ends_[search->size_];
+  search->scanned_ = search->run_ = search->scan_began_ = end < n_granules() ? space_.around(end) : 0;
+  search->is_wrapped_ = false;
+}
+
+// Only when it has come around there is no room.
 PageBlocks::Found PageBlocks::scan_for_run(Search* search) {
   const uint32_t size = search->size_;
   const uint32_t n = sizes_.n_granules(size);
@@ -309,7 +317,12 @@ PageBlocks::Found PageBlocks::scan_for_run(Search* search) {
   for (uint32_t* place : {&search->scanned_, &search->run_}) {
     if (*place < n_granules()) *place = space_.around(*place);
   }
-  for (; search->scanned_ < n_granules(); ++turn_.n_looked) {
+  for (;; ++turn_.n_looked) {
+    if (search->scanned_ >= n_granules() && !search->is_wrapped_) {
+      search->is_wrapped_ = true;
+      search->scanned_ = search->run_ = 0;
+    }
+    if (search->is_wrapped_ && search->run_ >= search->scan_began_) return Found::kNoRoom;
     if (turn_.n_looked > kMostLooked) return Found::kAgain;
     const uint32_t block = search->scanned_;
     search->scanned_ += space_.length_of(block);
@@ -317,12 +330,12 @@ PageBlocks::Found PageBlocks::scan_for_run(Search* search) {
       search->run_ = search->scanned_;
     } else if (search->scanned_ - search->run_ >= n) {
       windows_[size] = {search->run_, search->run_ + n};
+      scan_ends_[size] = search->run_ + n;
       // Others may have begun to hold something there since it was looked at.
       if (const Found found = advance(search); found != Found::kNoRoom) return found;
       search->run_ = search->scanned_;
     }
   }
-  return Found::kNoRoom;
 }
 
 }  // namespace p2pkv

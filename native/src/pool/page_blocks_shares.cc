@@ -92,7 +92,7 @@ PageBlocks::Found PageBlocks::make_room_among_own(Search* search) {
   if (own != kNone) return take_in_place(search, own);
   close_other_windows(size);
   if (found = fit(search); found != Found::kNoRoom) return found;
-  search->scanned_ = search->run_ = 0;
+  begin_scan(search);
   return scan_for_run(search);
 }
 
