@@ -1,69 +1,13 @@
 // Shares of engines in a pool: who is above his own takes out his own pages, the oldest first.
-#include <algorithm>
+#include <cstdio>
 #include <map>
-#include <memory>
 #include <random>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "attach/engine_shares.h"
-#include "pool_calls.h"
 #include "seed.h"
-
-namespace {
-
-using p2pkv::Deadline;
-using p2pkv::PoolShare;
-using p2pkv::attaching::EngineShares;
-
-// A pool whose pages are of one granule each, and engines that may have `share` of them.
-struct Shared {
-  Shared(uint64_t n_granules, uint64_t share)
-      : pool(make_pool(n_granules)), shares(*pool, share * kGranule) {}
-
-  struct Outcome {
-    std::vector<PoolStatus> statuses;
-    std::vector<Location> locations;
-    size_t count(PoolStatus status) const {
-      return static_cast<size_t>(std::count(statuses.begin(), statuses.end(), status));
-    }
-  };
-
-  PoolShare open(uint64_t mark = 0) { return shares.open(mark); }
-  Outcome publish(const PoolShare& share, const std::vector<uint64_t>& names, size_t nbytes = kGranule) {
-    const Bytes bytes = bytes_of(1, nbytes);
-    std::vector<Key> keys;
-    for (const uint64_t name : names) keys.push_back(key_of(name));
-    const std::vector<Piece> pieces(names.size(), piece_of(bytes));
-    Outcome outcome{std::vector<PoolStatus>(names.size()), std::vector<Location>(names.size())};
-    pool->publish({names.size(), 1, keys.data(), pieces.data()}, outcome.statuses.data(),
-                  outcome.locations.data(), Deadline::after(30), nullptr, share);
-    return outcome;
-  }
-  uint64_t charged(const PoolShare& share) { return pool->charged_nbytes(share.account) / kGranule; }
-  uint64_t n_evicted() { return pool->share_stats().evicted_pages; }
-  void touch(uint64_t name) {
-    const Key key = key_of(name);
-    CHECK_EQ(pool->touch(&key, 1), 1U);
-  }
-  size_t count(uint64_t first, uint64_t end) {
-    size_t n = 0;
-    for (uint64_t name = first; name < end; ++name) n += contains(*pool, name) ? 1 : 0;
-    return n;
-  }
-
-  std::shared_ptr<Pool> pool;
-  EngineShares shares;
-};
-
-std::vector<uint64_t> names(uint64_t first, uint64_t end) {
-  std::vector<uint64_t> all;
-  for (uint64_t name = first; name < end; ++name) all.push_back(name);
-  return all;
-}
-
-}  // namespace
+#include "shared_pool.h"
 
 TEST(shares_who_publishes_without_end_takes_out_his_own_pages_alone) {
   Shared shared(64, 24);
@@ -269,13 +213,16 @@ TEST(shares_a_search_among_pinned_pages_ends) {
 }
 
 // Each page that goes was its publisher's, and goes when he publishes, whatever the sizes: the pool has room
-// for all shares, and for hardly more.
+// for all shares, and for hardly more. Only who grows may have others' go: for a share's worth of his pages,
+// for as much as went of them otherwise, and for what he was refused while nothing of his was stored.
 TEST(shares_of_others_are_never_touched) {
   constexpr size_t kEngines = 4, kShare = 64;
   std::mt19937_64 chance(p2pkv::test::seed("shares_of_others"));
-  size_t n_stored = 0, n_refused = 0;
+  size_t n_stored = 0, n_refused = 0, n_outgrown = 0;
   for (int life = 0; life < 20; ++life) {
     Shared shared(kEngines * kShare + 16, kShare);
+    std::vector<size_t> allowed(kEngines, kShare), cost(kEngines), in_a_row(kEngines);  // granules
+    uint64_t n_cost = 0;                                                                // pages
     std::vector<PoolShare> accounts;
     for (size_t i = 0; i < kEngines; ++i) accounts.push_back(shared.open());
     std::vector<std::map<uint64_t, size_t>> stored(kEngines);  // names and granules, by engine
@@ -286,7 +233,6 @@ TEST(shares_of_others_are_never_touched) {
       for (size_t i = 1 + chance() % (n_granules == 16 ? 2 : 16); i > 0; --i)
         wanted.insert(chance() % 400 * 32 + n_granules);
       const std::vector<uint64_t> batch(wanted.begin(), wanted.end());
-      const uint64_t before = shared.charged(accounts[engine]);
       std::vector<bool> was_there;
       for (const uint64_t name : batch) was_there.push_back(contains(*shared.pool, name));
       const auto outcome = shared.publish(accounts[engine], batch, n_granules * kGranule);
@@ -296,7 +242,11 @@ TEST(shares_of_others_are_never_touched) {
             ++page;
             continue;
           }
-          CHECK(other == engine || before < kShare / 2);
+          if (other != engine) {
+            cost[engine] += page->second;
+            allowed[other] += page->second;
+            ++n_cost;
+          }
           page = stored[other].erase(page);
         }
       }
@@ -307,6 +257,13 @@ TEST(shares_of_others_are_never_touched) {
         CHECK(!was_there[i] || outcome.statuses[i] == PoolStatus::kExists);
         n_refused += outcome.statuses[i] == PoolStatus::kNoRoom ? 1 : 0;
       }
+      if (outcome.count(PoolStatus::kStored) > 0) in_a_row[engine] = 0;
+      if (outcome.count(PoolStatus::kNoRoom) > 0) in_a_row[engine] += n_granules;
+      if (in_a_row[engine] >= kShare) {
+        allowed[engine] += kShare;
+        in_a_row[engine] = 0;
+      }
+      CHECK(cost[engine] <= allowed[engine]);
       n_stored += outcome.count(PoolStatus::kStored);
       for (const auto& [name, granules] : stored[engine]) n_used += granules;
       CHECK_EQ(n_used, shared.charged(accounts[engine]));
@@ -314,10 +271,16 @@ TEST(shares_of_others_are_never_touched) {
       if (chance() % 4 == 0 && !stored[engine].empty()) {
         const uint64_t name = stored[engine].begin()->first;
         chance() % 2 == 0 ? shared.touch(name) : static_cast<void>(retract(*shared.pool, name));
-        if (!contains(*shared.pool, name)) stored[engine].erase(name);
+        if (!contains(*shared.pool, name)) {
+          allowed[engine] += stored[engine][name];
+          stored[engine].erase(name);
+        }
       }
+      CHECK_EQ(shared.n_outgrown(), n_cost);
     }
+    n_outgrown += n_cost;
   }
-  std::printf("%zu stored, %zu refused\n", n_stored, n_refused);
+  std::printf("%zu stored, %zu refused, %zu of others went\n", n_stored, n_refused, n_outgrown);
   CHECK(n_refused < n_stored / 20);
+  CHECK(n_outgrown < n_stored / 400);
 }

@@ -8,6 +8,7 @@
 // of who has a share of the pool.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -52,20 +53,30 @@ class PageBlocks {
     uint32_t block = kNone;
 
     // Whether it was over because others' pages were not to go for it.
-    bool is_confined() const { return is_confined_; }
+    bool is_confined() const { return reach_ == Reach::kOwn; }
 
    private:
     friend class PageBlocks;
+    // Whose pages may go for it. Found out once, when it begins to look for a place: what it has taken out
+    // would have gone in vain if they might not any more.
+    enum class Reach : uint8_t {
+      kAll,      // the oldest, whosever they are
+      kGrowing,  // the same, though there are bytes enough: the account has never had so much
+      kOwn,      // those of its account, and nobody's
+    };
+
     Share share_;
     uint32_t size_ = 0;
-    bool is_confined_ = false;  // it takes no page of another account
-    bool is_let_out_ = false;   // nor is it to be confined again
-    bool is_wrapped_ = false;   // the scan has gone on from the pool's beginning
-    uint32_t n_passed_ = 0;     // pages of the account that were held
-    uint32_t n_windows_ = 0;    // opened so far
-    uint32_t scanned_ = kNone;  // once all else was in vain: the place up to which it looked for a run
-    uint32_t scan_began_ = 0;   // where it began to
-    uint32_t run_ = 0;          // where the run begins that it is in
+    Reach reach_ = Reach::kAll;
+    bool is_reach_known_ = false;
+    bool has_cost_itself_ = false;  // a page of its account has gone for it
+    bool has_cost_others_ = false;  // one of another account has, though there were bytes
+    bool is_wrapped_ = false;       // the scan has gone on from the pool's beginning
+    uint32_t n_passed_ = 0;         // pages of the account that were held
+    uint32_t n_windows_ = 0;        // opened so far
+    uint32_t scanned_ = kNone;      // once all else was in vain: the place up to which it looked for a run
+    uint32_t scan_began_ = 0;       // where it began to
+    uint32_t run_ = 0;              // where the run begins that it is in
   };
 
   // `words`: one a granule, all of them `first_word`, which is odd. `on_evict(page)` is called for each page
@@ -119,6 +130,8 @@ class PageBlocks {
   uint64_t n_charged(uint32_t account) const { return sizes_.n_charged(account); }
   // Pages that went for others of their own account, which was at its share; only grows.
   uint64_t n_gone_for_shares() const { return n_gone_for_shares_; }
+  // Pages of others that went for an account that grew, though there were bytes enough; only grows.
+  uint64_t n_gone_for_growth() const { return n_gone_for_growth_; }
 
  private:
   // Where a size puts its next page, and where its window ends. A hint: the blocks there may have changed.
@@ -134,20 +147,30 @@ class PageBlocks {
     uint32_t n_looked = 0;
     uint32_t n_evicted = 0;
   };
+  // What is known of an account besides its charge, in granules.
+  struct Account {
+    uint64_t n_vacant = 0;   // that its pages had which went for its own ones, and nothing has filled since
+    uint64_t n_in_vain = 0;  // of pages that had no place, or that of an own one, since one had another
+  };
 
   Found find_room(Search* search);
+  Found find_room_in_share(Search* search);
   Found find_place(Search* search);
   Found fit(Search* search);
   Found make_room(Search* search);
   Found keep_to_share(Search* search);
   Found oldest_of_account(Search* search, uint32_t* page);
+  Found make_room_to_grow(Search* search);
   Found make_room_among_own(Search* search);
   void open_window_at(Search* search, uint32_t page);
-  void confine(Search* search);
-  bool is_anothers(uint32_t page, const Search& search) const;
+  Search::Reach reach_of(const Search& search) const;
+  bool is_spared(uint32_t page, const Search& search) const;
+  void settle(const Search& search, Found found);
   Found take_in_place(Search* search, uint32_t page);
   uint32_t unheld_oldest(uint32_t size);
   uint32_t unheld_oldest_of_length(uint32_t n_granules);
+  uint32_t unheld_oldest_of_length(uint32_t n_granules, uint32_t account);
+  uint32_t unheld_oldest_of_nobody();
   uint32_t unheld_oldest();
   template <typename Oldest>
   uint32_t pass_held(Oldest oldest);
@@ -166,8 +189,8 @@ class PageBlocks {
   bool is_stub_of(uint32_t block, uint32_t size) const;
   bool must_stay(uint32_t block, const Search& search) const;
   void keep_for(uint32_t block, uint32_t size);
-  void evict(const Search& search, uint32_t page);
-  void goes_for(const Search& search, uint32_t page);
+  void evict(Search* search, uint32_t page);
+  void goes_for(Search* search, uint32_t page);
   void hide(uint32_t page);
   void require_own(uint32_t block, uint32_t n_granules) const;
   AgeMap::Run run_of(uint32_t block) const { return {block, space_.length_of(block)}; }
@@ -186,6 +209,8 @@ class PageBlocks {
   uint64_t last_generation_;             // even; no word is above it by more than one
   uint32_t n_used_ = 0;
   uint64_t n_gone_for_shares_ = 0;
+  uint64_t n_gone_for_growth_ = 0;
+  std::array<Account, SizeQueues::kMostAccounts + 1> accounts_{};
   Turn turn_;
   bool has_hidden_ = false;  // words turned odd in this turn, and no fence yet
 };

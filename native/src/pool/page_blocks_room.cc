@@ -20,20 +20,11 @@ constexpr uint32_t kSleepShare = 8;
 
 }  // namespace
 
-// Who has a share and finds no place in it that is long enough may take others' oldest, as everybody does,
-// but only while he has less than a half of it.
 PageBlocks::Found PageBlocks::find_room(Search* search) {
-  const Share& share = search->share_;
-  if (share.account == 0) return find_place(search);
-  confine(search);
-  if (const Found found = keep_to_share(search); found != Found::kNoRoom) return found;
-  if (sizes_.n_charged(share.account) > share.n_granules) return Found::kNoRoom;
-  confine(search);
-  const Found found = find_place(search);
-  if (found != Found::kNoRoom || !search->is_confined_) return found;
-  if (sizes_.n_charged(share.account) > share.n_granules / 2) return Found::kNoRoom;
-  search->is_let_out_ = true;
-  return Found::kAgain;
+  if (search->share_.account == 0) return find_place(search);
+  const Found found = find_room_in_share(search);
+  settle(*search, found);
+  return found;
 }
 
 PageBlocks::Found PageBlocks::find_place(Search* search) {
@@ -45,7 +36,8 @@ PageBlocks::Found PageBlocks::find_place(Search* search) {
   if (found == Found::kNoRoom && close_sleeping_windows(sizes_.n_granules(search->size_)))
     found = fit(search);
   if (found != Found::kNoRoom) return found;
-  return search->is_confined_ ? make_room_among_own(search) : make_room(search);
+  if (search->reach_ == Search::Reach::kOwn) return make_room_among_own(search);
+  return search->reach_ == Search::Reach::kGrowing ? make_room_to_grow(search) : make_room(search);
 }
 
 // Free room: a small rest as it is, a large one as a window.
@@ -92,7 +84,7 @@ PageBlocks::Found PageBlocks::make_room(Search* search) {
 }
 
 PageBlocks::Found PageBlocks::take_in_place(Search* search, uint32_t page) {
-  goes_for(*search, page);
+  goes_for(search, page);
   on_evict_(page);
   hide(page);
   has_hidden_ = true;
@@ -122,6 +114,15 @@ uint32_t PageBlocks::unheld_oldest_of_length(uint32_t n_granules) {
   return pass_held([=, this] { return sizes_.oldest_of_length(n_granules); });
 }
 
+// The same of those that are the account's or nobody's.
+uint32_t PageBlocks::unheld_oldest_of_length(uint32_t n_granules, uint32_t account) {
+  return pass_held([=, this] { return sizes_.oldest_of_length(n_granules, account); });
+}
+
+uint32_t PageBlocks::unheld_oldest_of_nobody() {
+  return pass_held([this] { return sizes_.oldest_of_account(0); });
+}
+
 // The oldest of all sizes that nobody holds; one that is held if there are too many of them.
 uint32_t PageBlocks::unheld_oldest() {
   uint32_t page = sizes_.oldest();
@@ -148,10 +149,10 @@ bool PageBlocks::must_stay(uint32_t block, const Search& search) const {
   if (space_.is_free(block)) return false;
   const Page& page = pages_[block];
   if (page.state != PageState::kCommitted) return !is_stub_of(block, search.size_);
-  return page.is_held() || is_anothers(block, search);
+  return page.is_held() || is_spared(block, search);
 }
 
-void PageBlocks::evict(const Search& search, uint32_t page) {
+void PageBlocks::evict(Search* search, uint32_t page) {
   goes_for(search, page);
   on_evict_(page);
   hide(page);
@@ -282,7 +283,7 @@ bool PageBlocks::clear(Search* search, uint32_t at) {
     space_.take(at, space_.length_of(at));
   } else if (pages_[at].state == PageState::kCommitted) {
     if (turn_.n_evicted == kMostEvicted) return false;
-    evict(*search, at);
+    evict(search, at);
   }
   keep_for(at, size);
   const uint32_t n = sizes_.n_granules(size);
@@ -291,7 +292,7 @@ bool PageBlocks::clear(Search* search, uint32_t at) {
     if (!space_.is_free(next)) {
       if (pages_[next].state == PageState::kCommitted) {
         if (turn_.n_evicted == kMostEvicted) return false;
-        evict(*search, next);
+        evict(search, next);
       }
       pages_[next].state = PageState::kNone;
     }

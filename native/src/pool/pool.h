@@ -137,6 +137,8 @@ struct ShareStats {
   uint64_t evicted_pages;  // that went for others of their own account; these counters only grow
   uint64_t
       refused_pages;  // that were not stored, since no page of their own account was there to go for them
+  // Of other accounts, that went for one that grew, though there were bytes enough, in pieces too short.
+  uint64_t outgrown_pages;
 };
 
 // Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few

@@ -35,7 +35,7 @@ uint64_t Pool::charged_nbytes(uint32_t account) {
 
 ShareStats Pool::share_stats() {
   const Lock lock(mutex_);
-  return {blocks_.n_gone_for_shares(), n_over_share_};
+  return {blocks_.n_gone_for_shares(), n_over_share_, blocks_.n_gone_for_growth()};
 }
 
 }  // namespace p2pkv

@@ -139,6 +139,12 @@ uint32_t SizeQueues::oldest_of_length(uint32_t n_granules) const {
   return oldest_where([=](const Size& size) { return size.n_granules == n_granules; });
 }
 
+uint32_t SizeQueues::oldest_of_length(uint32_t n_granules, uint32_t account) const {
+  return oldest_where([=](const Size& size) {
+    return size.n_granules == n_granules && (size.account == account || size.account == 0);
+  });
+}
+
 bool SizeQueues::is_about_as_old(uint32_t page, uint32_t eldest) const {
   // At four fifths nobody's hits suffer that can be measured, and pages rarely need a window of other sizes'.
   return (now() - pages_[page].stamp) * 5 >= (now() - pages_[eldest].stamp) * 4;
