@@ -54,6 +54,7 @@ class CacheFigures:
             "p2pkv_untold_evictions": pool["untold_evictions"],
             "p2pkv_stored_pages_total": pool["stored_pages"],
             "p2pkv_evicted_pages_total": pool["evicted_pages"],
+            "p2pkv_attach_share_outgrown_pages_total": pool["outgrown_pages"],
             "p2pkv_no_room_pages_total": pool["no_room_pages"],
             "p2pkv_dropped_evictions_total": pool["dropped_evictions"],
             "p2pkv_packing": pool["is_packing"],

@@ -195,8 +195,12 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         counters = host.counters()
         n_for_shares = int(counters["p2pkv_attach_share_evicted_pages_total"])
         tally["taken out"] += n_for_shares
+        n_outgrown = int(counters["p2pkv_attach_share_outgrown_pages_total"])
+        tally["outgrown"] += n_outgrown
         if counters["p2pkv_evicted_pages_total"] > n_for_shares:
-            raise Broken("the pool has room for all, and pages went that nobody's share had none for")
+            raise Broken(
+                f"the pool has room for all, and pages went that nobody's share had none for: {n_outgrown}"
+            )
 
 
 HUNT = Hunt(

@@ -210,9 +210,11 @@ std::pair<Bytes, uint64_t> list_uses(Pool& pool, uint64_t cursor, size_t limit) 
 
 Counts stats_of_pool(Pool& pool) {
   PoolStats stats;
+  ShareStats of_shares;
   {
     const nb::gil_scoped_release unlocked;
     stats = pool.stats();
+    of_shares = pool.share_stats();
   }
   nb::dict named;
   named["capacity"] = stats.capacity;
@@ -231,6 +233,7 @@ Counts stats_of_pool(Pool& pool) {
   named["is_packing"] = stats.packed.is_on ? 1 : 0;
   named["untold_evictions"] = stats.untold_evictions;
   named["guest_hits"] = stats.guest_hits;
+  named["outgrown_pages"] = of_shares.outgrown_pages;
   return named;
 }
 
