@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return the workers of ``-n auto``: more than processors, since tests wait for half of their time."""
-    return min(16, len(os.sched_getaffinity(0)) + 1)
+    return min(16, len(os.sched_getaffinity(0)) + 2)
 
 
 @pytest.fixture
