@@ -142,6 +142,10 @@ class ProcessKeeper(Keeper):
         os.write(self._wake, b"x")
         if self._thread is not None:
             self._thread.join()
+        if self._kept is not None and self._is_lost:
+            _log.warning(
+                "the keeper at unix:%s is not back: what lies in the pool ends with this process", self._path
+            )
         self._connection.close()
         self._let_go()
         self._close_pipe()

@@ -28,6 +28,10 @@ _ROUNDS = 3
 """Rounds of restarts in which a cluster is moved to another secret (docs/security.md)."""
 
 
+_HAS_AGAIN = b"has the pool's memory again"
+"""What a node logs when it has given its memory to a keeper that was started again."""
+
+
 def n_places(n_hosts: int) -> int:
     """Return how many places a fleet of so many hosts needs."""
     return n_hosts + 1
@@ -46,6 +50,8 @@ class Hosts(Processes):
         self.n_hosts = n_hosts
         self._n_changes = 0
         self._keepers: dict[int, subprocess.Popen[str]] = {}
+        self._unkept: dict[int, int] = {}
+        """Hosts whose keeper was killed, and how long their nodes' logs were then."""
         for host in range(n_hosts):
             self._folder_of(host).mkdir(mode=0o700)
             self.start_keeper(host)
@@ -126,8 +132,17 @@ class Hosts(Processes):
     def kill_keeper(self, host: int) -> None:
         """End a host's keeper at once; a node that lives has the memory in hand, and gives it to the next one."""
         keeper = self._keepers.pop(host)
+        log = self.log(host)
+        self._unkept[host] = log.stat().st_size if log.exists() else 0
         keeper.kill()
         keeper.communicate()
+
+    def are_kept(self) -> bool:
+        """Whether every keeper that was started again has the memory of its host's node, as that one says."""
+        for host, at in list(self._unkept.items()):
+            if _HAS_AGAIN in self.log(host).read_bytes()[at:]:
+                del self._unkept[host]
+        return not self._unkept
 
     def levels(self) -> dict[str, Level]:
         keepers = {f"k{host}": Level.of(keeper.pid) for host, keeper in self._keepers.items()}

@@ -116,6 +116,18 @@ def test_a_keeper_that_is_restarted_gets_the_memory_again(path: str) -> None:
             successor.close()
 
 
+def test_a_node_that_ends_while_its_keeper_is_away_says_what_is_lost(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pool_memory() as memory:
+        with serving(path):
+            keeper = ProcessKeeper(path, NAME)
+            keeper.keep(memory)
+        eventually(lambda: not keeper.is_keeping, 5.0)
+        keeper.close()
+    assert "what lies in the pool ends with this process" in caplog.text
+
+
 def test_nonsense_is_refused_and_costs_no_descriptor(path: str) -> None:
     with serving(path) as server, pool_memory() as memory:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
