@@ -211,6 +211,58 @@ TEST(page_blocks_a_batch_without_a_page_to_give_up_looks_through_the_pool_once) 
   for (int i = 16; i < 31; ++i) CHECK(model.reserve(3) != kNone);
 }
 
+// Runs of what may go, as long as that, that no held page is in.
+bool has_run(const Model& model, uint32_t n) {
+  std::vector<uint8_t> is_held(model.words.size());
+  uint32_t at = 0;
+  for (uint32_t page = model.blocks.next_page(&at, UINT32_MAX); page != kNone;
+       page = model.blocks.next_page(&at, UINT32_MAX)) {
+    if (model.pages[page].is_held()) std::fill_n(is_held.begin() + page, model.blocks.length_of(page), 1);
+  }
+  uint32_t run = 0;
+  for (const uint8_t held : is_held) {
+    run = held != 0 ? 0 : run + 1;
+    if (run >= n) return true;
+  }
+  return false;
+}
+
+// A search goes on where the last one of its size has ended, whatever lies there by now: in the middle of a
+// run, also of one that is too short at the pool's end.
+TEST(page_blocks_there_is_no_room_only_where_there_is_none_wherever_the_last_search_ended) {
+  std::mt19937_64 random(p2pkv::test::seed("wherever_the_last_search_ended"));
+  uint64_t n_refused = 0;
+  for (int pool = 0; pool < 200; ++pool) {
+    const uint32_t n_granules = 16 + random() % 64;
+    Model model(n_granules);
+    std::vector<uint32_t> pinned;
+    for (uint64_t name = 0; name < 600; ++name) {
+      const uint32_t n = random() % 3 != 0 ? 1 : 2 + random() % 4;
+      const bool has_room = has_run(model, n);
+      if (random() % 4 == 0) {
+        const uint32_t block = model.reserve(n);
+        CHECK_EQ(block != kNone, has_room);
+        if (block != kNone) model.blocks.drop(block);
+      } else {
+        CHECK_EQ(model.publish(n, name).length > 0, has_room);
+      }
+      n_refused += has_room ? 0 : 1;
+      // Most of it is held, so that runs are short and few.
+      uint32_t at = static_cast<uint32_t>(random() % n_granules);
+      const uint32_t page = model.blocks.next_page(&at, UINT32_MAX);
+      if (page != kNone && !model.pages[page].is_held() && random() % 4 != 0) {
+        model.pin(page);
+        pinned.push_back(page);
+      } else if (!pinned.empty() && random() % 3 == 0) {
+        std::swap(pinned[random() % pinned.size()], pinned.back());
+        model.unpin(pinned.back());
+        pinned.pop_back();
+      }
+    }
+  }
+  CHECK(n_refused > 2000);
+}
+
 TEST(page_blocks_are_walked_oldest_first_whatever_their_size) {
   Model model(1000);
   std::vector<uint32_t> order;

@@ -144,7 +144,8 @@ class ProcessKeeper(Keeper):
             self._thread.join()
         if self._kept is not None and self._is_lost:
             _log.warning(
-                "the keeper at unix:%s is not back: what lies in the pool ends with this process", self._path
+                "the keeper at unix:%s does not have it: what lies in the pool ends with this process",
+                self._path,
             )
         self._connection.close()
         self._let_go()

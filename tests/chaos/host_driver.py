@@ -36,10 +36,12 @@ class HostDriver(Driver):
     def _play(self, events: Round) -> float:
         since = super()._play(events)
         # A node that ends before it has found its new keeper takes its pages along, and so must not end yet.
-        if not self._until(self._fleet.are_kept, _STARTING_S):
-            self.oracle.broken.append(
-                f"a keeper has not got its host's memory again within {_STARTING_S:g} s"
-            )
+        if not self._fleet.are_kept():
+            if not self._until(self._fleet.are_kept, _STARTING_S):
+                self.oracle.broken.append(
+                    f"a keeper has not got its host's memory again within {_STARTING_S:g} s"
+                )
+            since = time.monotonic()
         if self._is_half_heard:
             # what was published where a bump had not been heard of is taken back when it is
             self.wait(_HEARD_S)

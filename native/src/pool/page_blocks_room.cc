@@ -323,7 +323,9 @@ PageBlocks::Found PageBlocks::scan_for_run(Search* search) {
       search->is_wrapped_ = true;
       search->scanned_ = search->run_ = 0;
     }
-    if (search->is_wrapped_ && search->run_ >= search->scan_began_) return Found::kNoRoom;
+    // The run that it is in may reach across where it began, up to the end.
+    const bool is_around = search->run_ >= search->scan_began_ || search->scanned_ >= n_granules();
+    if (search->is_wrapped_ && is_around) return Found::kNoRoom;
     if (turn_.n_looked > kMostLooked) return Found::kAgain;
     const uint32_t block = search->scanned_;
     search->scanned_ += space_.length_of(block);
