@@ -166,7 +166,7 @@ TEST(attach_nobody_sleeps_over_what_was_done_while_he_was_awake) {
   CHECK(waiting.until(is_done, Deadline::after(20)) == Waiting::Woken::kSeen);
 }
 
-// Of the caller's core it would take the time that the caller needs to end what it was called for.
+// On the caller's core it would take the time that the caller needs to end what it was called for.
 TEST(attach_who_wakes_on_its_callers_core_gives_that_back) {
   std::thread pinned([] {
     cpu_set_t one;

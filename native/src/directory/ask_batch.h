@@ -54,10 +54,11 @@ class AskBatch {
            Order order = Order::kTogether);
   // Each row is asked of one member, whether or not that owns its entry; -1: of nobody.
   AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring);
-  // Of one in turn, a question about all rows that nobody has answered, put to the members that were passed
-  // over, too: one that was suspected may be there all the same. Null while no row needs one of these. They
-  // are waited for as the silent are; a healthy owner of a row longer, whatever they say: entries may have
-  // been put past a suspect. Whoever has refused is not counted as healthy again.
+  // Makes the question that follows one in turn: it asks about all rows that nobody has answered, and puts
+  // them to the members that were passed over, too, since one that was suspected may be there all the same.
+  // Null while no row needs one of these. They are waited for as the silent are, and a healthy owner of a row
+  // longer, whatever they say, since entries may have been put past a suspect. Whoever has refused is not
+  // counted as healthy again.
   std::unique_ptr<AskBatch> of_doubted(const Key* keys) const;
 
   const std::deque<Ask>& asks() const { return asks_; }

@@ -31,8 +31,8 @@ class OtherHolders {
   void put(const Key& key, const Location* others, size_t n);
   // Returns how many others of a key are known, and copies them.
   size_t get(const Key& key, Others* others);
-  // Of keys that were `found`, with locations of nodes that are not `present` any more: names another holder
-  // that is, if one is known, and has the key count as present.
+  // Names another holder of each key that was `found` and whose location is of a node that is not `present`
+  // any more, if one is known that is, and has the key count as present.
   void replace_lost(Shard& shard, const Key* keys, const uint8_t* found, Location* locations,
                     uint8_t* present, size_t n);
 

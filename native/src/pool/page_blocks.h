@@ -147,7 +147,7 @@ class PageBlocks {
     uint32_t n_looked = 0;
     uint32_t n_evicted = 0;
   };
-  // What is known of an account besides its charge, in granules.
+  // It says what is known of an account besides its charge, in granules.
   struct Account {
     uint64_t n_vacant = 0;   // that its pages had which went for its own ones, and nothing has filled since
     uint64_t n_in_vain = 0;  // of pages that had no place, or that of an own one, since one had another

@@ -114,7 +114,7 @@ uint32_t PageBlocks::unheld_oldest_of_length(uint32_t n_granules) {
   return pass_held([=, this] { return sizes_.oldest_of_length(n_granules); });
 }
 
-// The same of those that are the account's or nobody's.
+// It looks at those alone that are the account's or nobody's.
 uint32_t PageBlocks::unheld_oldest_of_length(uint32_t n_granules, uint32_t account) {
   return pass_held([=, this] { return sizes_.oldest_of_length(n_granules, account); });
 }

@@ -72,9 +72,9 @@ void PageBlocks::goes_for(Search* search, uint32_t page) {
   }
 }
 
-// What had others' pages go is growth, and fills nothing that was vacated. An account that is refused as much
-// as its share in a row begins anew, or it might have nothing for good: so does one that has less than half
-// of its share, and gives up own pages for all that it stores.
+// A page that had others' go is growth, and fills nothing that was vacated. An account that is refused as
+// much as its share in a row begins anew, or it might have nothing for good: so does one that has less than
+// half of its share, and gives up own pages for all that it stores.
 void PageBlocks::settle(const Search& search, Found found) {
   if (found == Found::kAgain) return;
   const auto& [number, limit] = search.share_;

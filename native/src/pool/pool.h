@@ -137,7 +137,8 @@ struct ShareStats {
   uint64_t evicted_pages;  // that went for others of their own account; these counters only grow
   uint64_t
       refused_pages;  // that were not stored, since no page of their own account was there to go for them
-  // Of other accounts, that went for one that grew, though there were bytes enough, in pieces too short.
+  // These were of other accounts, and went for one that grew, as the bytes that were left lay in short
+  // pieces.
   uint64_t outgrown_pages;
 };
 

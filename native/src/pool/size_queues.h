@@ -53,7 +53,8 @@ class SizeQueues {
   uint32_t oldest() const;
   // Of all sizes of the account.
   uint32_t oldest_of_account(uint32_t account) const;
-  // Of all blocks of so many granules, whosever they are; or of those that are the account's or nobody's.
+  // These look at all blocks of so many granules, and the second one at those alone that are the account's or
+  // nobody's.
   uint32_t oldest_of_length(uint32_t n_granules) const;
   uint32_t oldest_of_length(uint32_t n_granules, uint32_t account) const;
   // Whether the page is about as old as another, which is the oldest or nearly so. Then it goes in its place.
