@@ -350,7 +350,9 @@ class Announcer(Resource):
     def _tell_lacking(self, keys: Keys, locations: Locations, sequence: int, node_id: str | None) -> bool:
         if not len(keys):
             return True
-        mended = self._directory.mend(keys, locations, self._deadline(), sequence=sequence, node_id=node_id)
+        mended = self._directory.mender.mend(
+            keys, locations, self._deadline(), sequence=sequence, node_id=node_id
+        )
         self._metrics.mended_entries.inc(mended.n_put)
         return bool(mended.is_known.all())
 

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.control.wire import Kind
 from p2pkv.directory.asking import Owners, Question, do_nothing
+from p2pkv.directory.look_up import LookUp
 from p2pkv.directory.membership.timing import Clock, SystemClock
+from p2pkv.directory.mender import Mender, only
 from p2pkv.directory.paths import ChannelPath, ControlPath
-from p2pkv.directory.ring import NOBODY, Ring, moved
+from p2pkv.directory.ring import Ring, moved
 from p2pkv.directory.routes import Beside, Route, Routes
 from p2pkv.directory.view import View
 from p2pkv.metrics import Metrics
@@ -53,15 +55,6 @@ class Told(NamedTuple):
     """Whether some of them may have left the pool while the directory was told of them."""
 
 
-class Mended(NamedTuple):
-    """What became of the entries of a :meth:`DirectoryClient.mend`."""
-
-    is_known: NDArray[np.bool_]
-    """``(n,)``: of those that every owner in question has now."""
-    n_put: int
-    """Those that were lacking and were put, once for each owner."""
-
-
 class DirectoryClient:
     """Thread-safe. Calls block at most until their deadline, a time of the clock's ``monotonic()``."""
 
@@ -91,6 +84,7 @@ class DirectoryClient:
         """Called with the id of an owner that did not take a put or a drop, and what it missed: it is told again."""
         shard.watch(own_key)
         self._routes = Routes(own_key, shard, replicas, self._clock)
+        self.mender = Mender(self._owners, shard, self._routes)
 
     def set_view(self, view: View) -> None:
         """Route by ``view`` from now on; entries of owners outside it stop counting."""
@@ -133,9 +127,10 @@ class DirectoryClient:
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
             began = self._clock.monotonic()
             route = self._routes.now
-            self._ask_in_turn(route, keys, found, found, locations, deadline)
+            look_up = LookUp(self._owners, self._metrics, keys, found, locations, self._others, deadline)
+            look_up.ask_in_turn(route, found)
             if route.before is not None:
-                self._ask_earlier_owners(route, keys, found, locations, deadline)
+                look_up.ask_earlier_owners(route, self._routes.before(route))
             if foreign is not None and said is not None:
                 is_unknown = found[foreign] == 0
                 locations[foreign[is_unknown]] = said[is_unknown]
@@ -157,43 +152,6 @@ class DirectoryClient:
     def asked(self) -> tuple[float, float]:
         """Return how many pages peers were asked for so far, and how many of them were found."""
         return self._metrics.looked_up_pages.labels("peers").value, self._metrics.found_pages.value
-
-    def _ask_earlier_owners(
-        self,
-        route: Route,
-        keys: Keys,
-        found: NDArray[np.uint8],
-        locations: NDArray[np.uint8],
-        deadline: float,
-    ) -> None:
-        """Look up what was not found and has a newcomer for an owner where it lay before."""
-        before = self._routes.before(route)
-        if before is None or found.all():
-            return
-        is_done = (found.astype(bool) | ~moved(before.ring, route.ring, keys)).astype(np.uint8)
-        if is_done.all():
-            return
-        self._metrics.count(self._metrics.looked_up_pages, "earlier_owners", len(keys) - int(is_done.sum()))
-        self._ask_in_turn(before, keys, is_done, found, locations, deadline)
-
-    def _ask_in_turn(
-        self,
-        route: Route,
-        keys: Keys,
-        is_done: NDArray[np.uint8],
-        found: NDArray[np.uint8],
-        locations: NDArray[np.uint8],
-        deadline: float,
-    ) -> None:
-        """Look up what is not done yet.
-
-        Those who are suspected are asked where no other owner answers: one that stood still a moment ago may be one of
-        them, and the only one that knows.
-        """
-        ask: _native.AskBatch | None = _native.AskBatch(keys, is_done, route.table, in_turn=True)
-        while ask is not None:
-            self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
-            ask = ask.of_doubted(keys)
 
     def promote(
         self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease
@@ -385,7 +343,7 @@ class DirectoryClient:
             self._shard.drop(entries)
             ask = _native.AskBatch(keys, None, route.table)
         else:
-            owners = _only(route, route.ring.owners(keys), node_id).max(axis=1)
+            owners = only(route, route.ring.owners(keys), node_id).max(axis=1)
             ask = _native.AskBatch.of_members(np.ascontiguousarray(owners, np.int32), route.table)
         self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
         if node_id is None:
@@ -405,61 +363,3 @@ class DirectoryClient:
     def take_doubted(self, limit: int) -> Keys:
         """Take the keys of this node's pages that others have found stale, at most ``limit``."""
         return self._shard.take_doubted(limit)
-
-    def mend(
-        self,
-        keys: Keys,
-        locations: Locations,
-        deadline: float,
-        *,
-        sequence: int,
-        node_id: str | None = None,
-    ) -> Mended:
-        """Ask the owners of these entries, or the one of this id only, whether they have them, and put what they lack.
-
-        ``sequence`` was drawn before the pages were looked up.
-        """
-        route = self._routes.now
-        entries = _native.put_entries(keys, as_bytes(locations), sequence)
-        marks = _native.check_entries(keys, as_bytes(locations))
-        owners = route.ring.owners(keys)
-        if node_id is not None:
-            owners = _only(route, owners, node_id)
-        is_known = np.ones(len(keys), bool)
-        n_put = 0
-        for members in np.ascontiguousarray(owners.T, np.int32):
-            is_kept, is_lacking = self._check(route, members, marks, deadline)
-            n_put += int(is_lacking.sum())
-            if is_lacking.any():
-                lackers = np.where(is_lacking, members, NOBODY).astype(np.int32)
-                is_kept |= self._put_at(route, lackers, entries, deadline)
-            is_known &= is_kept | (members == NOBODY)
-        return Mended(is_known, n_put)
-
-    def _check(
-        self, route: Route, members: NDArray[np.int32], marks: NDArray[np.uint8], deadline: float
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Ask a member for each entry; return where it has it, and where it lacks it or can't say."""
-        ask = _native.AskBatch.of_members(members, route.table)
-        kept = np.zeros(len(members), np.uint8)
-        self._owners.ask(route, Question(Kind.CHECK, ask, marks, kept), deadline)
-        own = np.flatnonzero(members == route.own_index)
-        if len(own) and route.own_index >= 0:
-            kept[own] = self._shard.check(np.ascontiguousarray(marks[own]))
-        is_kept = kept.astype(bool)
-        return is_kept, ~is_kept & (members != NOBODY) & ~ask.waiting().astype(bool)
-
-    def _put_at(
-        self, route: Route, members: NDArray[np.int32], entries: NDArray[np.uint8], deadline: float
-    ) -> NDArray[np.bool_]:
-        """Put an entry at a member each; return where that was acknowledged."""
-        ask = _native.AskBatch.of_members(members, route.table)
-        ask.put_own(self._shard, entries)
-        self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline)
-        return ask.answered().astype(bool)
-
-
-def _only(route: Route, owners: NDArray[np.int32], node_id: str) -> NDArray[np.int32]:
-    """Return ``owners`` with nobody in the place of everybody but this one."""
-    index = [member.node_id for member in route.ring.members].index(node_id)
-    return np.where(owners == index, owners, NOBODY).astype(np.int32)
