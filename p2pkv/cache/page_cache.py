@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,10 @@ from p2pkv.cache.device_direct import DirectPages
 from p2pkv.cache.device_rounds import DevicePages
 from p2pkv.cache.fetch_counts import FetchCounts
 from p2pkv.cache.guests import Followers, TakingBack
+from p2pkv.cache.lengths import check_located_lengths, check_published_lengths
+from p2pkv.cache.publisher import Publisher
 from p2pkv.cache.warmer import Warmer
 from p2pkv.cache.withdrawals import Withdrawals
-from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
@@ -43,7 +43,7 @@ from p2pkv.page import (
     as_locations,
 )
 from p2pkv.peers.connections import PeerConnections
-from p2pkv.pool import Pool, PoolStatus
+from p2pkv.pool import Pool
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
@@ -89,9 +89,7 @@ class PageCache:
         host's node, if this is an engine that is attached: it takes the place of the own one, which is empty.
         """
         self.namespace = namespace
-        self._guests = guests
         self._withdrawals = Withdrawals(pool, tier, directory, followers, taking_back)
-        self._is_draining = False
         self._pool = pool
         self._look_in_pool = pool.native.lookup if of_host is None else of_host.lookup
         self._directory = directory
@@ -124,6 +122,14 @@ class PageCache:
         is_direct = device_direct > 0 and not check_sums and of_host is None
         direct = DirectPages(self._sources, devices, device_direct, metrics) if is_direct else None
         self._device_pages = DevicePages(devices, pool, metrics, direct)
+        self._publisher = Publisher(
+            pool=pool,
+            directory=directory,
+            guests=guests,
+            tier=tier,
+            device_pages=self._device_pages,
+            metrics=metrics,
+        )
         self._counts = FetchCounts(self._sources, source_names, metrics)
 
     def publish(
@@ -142,87 +148,12 @@ class PageCache:
         began = time.monotonic()
         in_epoch, ids = self.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)
-        self._check_room(call)
-        if epoch is not None and epoch != in_epoch:
-            self._metrics.count(self._metrics.unpublished_pages, "epoch", len(ids))
-            return np.zeros(len(ids), np.uint8)
-        if self._is_draining:
-            self._metrics.count(self._metrics.unpublished_pages, "draining", len(ids))
-            return np.zeros(len(ids), np.uint8)
-        # What is published here is this node's own: it must not go when a page of another's does.
-        self._guests.take_out(call.ids)
-        outcomes = self._publish(call, deadline, began)
-        for _ in range(_ROUNDS):  # one came between the two, and was taken for what is published here
-            if not self._guests.take_out(call.ids):
-                break
-            outcomes = self._publish(call, deadline, began)
-        return outcomes
+        is_current = epoch is None or epoch == in_epoch
+        return self._publisher.publish(call, deadline, began, is_current=is_current)
 
     def drain(self) -> None:
         """Store no more of what is published."""
-        self._is_draining = True
-
-    def _publish(self, call: PageCall, deadline: float, began: float) -> Outcomes:
-        if call.device_of is not None:
-            return self._publish_from_device(call, deadline, began)
-        outcomes, n_readable, nbytes, n_late, n_changed, may_be_gone = self._directory.publish(
-            self._pool,
-            call.ids,
-            call.pieces,
-            deadline,
-            tier=None if self._tier is None else self._tier.native,
-        )
-        n_pages = len(outcomes)
-        if n_readable < n_pages:
-            self._check_published_lengths(call)
-        if may_be_gone and self._tier is not None:
-            self._recheck_evicted(self._tier, call.ids)
-        n_published = int(np.count_nonzero(outcomes))
-        n_no_room = n_pages - n_readable - n_late - n_changed
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_no_room)
-        self._metrics.count(self._metrics.unpublished_pages, "changed", n_changed)
-        self._metrics.count(self._metrics.unpublished_pages, "timed_out", n_late)
-        self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
-        self._metrics.published_pages.inc(n_published)
-        self._metrics.published_bytes.inc(nbytes)
-        self._timings.publishes.native.add(0, nbytes, time.monotonic() - began)
-        return outcomes
-
-    def _publish_from_device(self, call: PageCall, deadline: float, began: float) -> Outcomes:
-        self._check_published_lengths(call)
-        statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
-        if (statuses == PoolStatus.OTHER_LENGTH).any():
-            self._check_published_lengths(call)
-        outcomes = np.zeros(len(statuses), np.uint8)
-        there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
-        if n_readable:
-            outcomes[there] = self._directory.put(
-                call.ids[there], locations[there], deadline, meanwhile=self._note(call)
-            )
-        if self._tier is not None:
-            self._recheck_evicted(self._tier, call.ids)
-        n_published = int(np.count_nonzero(outcomes))
-        n_failed = int(np.count_nonzero(statuses == PoolStatus.NOT_TRIED))
-        n_changed = int(np.count_nonzero(statuses == PoolStatus.CHANGED))
-        n_no_room = len(statuses) - n_readable - n_failed - n_changed
-        self._metrics.count(self._metrics.unpublished_pages, "changed", n_changed)
-        self._metrics.count(self._metrics.unpublished_pages, "device", n_failed)
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_no_room)
-        self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
-        self._metrics.published_pages.inc(n_published)
-        self._metrics.published_bytes.inc(nbytes)
-        self._timings.publishes.native.add(0, nbytes, time.monotonic() - began)
-        return outcomes
-
-    def _note(self, call: PageCall) -> Callable[[], None]:
-        """Return what tells the disk of published pages."""
-        return partial(self._tier.note_published, call.ids) if self._tier is not None else do_nothing
-
-    def _recheck_evicted(self, tier: DiskTier, ids: Keys) -> None:
-        """Have the directory told again of pages that were evicted while it was told that they are in the pool."""
-        found, _ = self._pool.lookup(ids)
-        if not found.all():
-            tier.recheck(ids[found == 0])
+        self._publisher.drain()
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
@@ -296,7 +227,7 @@ class PageCache:
                 if outcomes is not None:
                     return outcomes
                 if not lengths_agree:
-                    self._check_published_lengths(self._to_be_fetched(keys, pages, None))
+                    check_published_lengths(self._pool, self._to_be_fetched(keys, pages, None))
                 return self._fetch_rest(batch, table, deadline, has_read=has_read)
         call = self._to_be_fetched(keys, pages, stream)
         if call.device_of is None:
@@ -312,7 +243,7 @@ class PageCache:
         left = deadline - time.monotonic()
         lengths_agree, has_read = self._sources.gather(batch, table, left, left * _DISK_SHARE)
         if not lengths_agree:
-            self._check_published_lengths(call)
+            check_published_lengths(self._pool, call)
         return (
             batch.outcomes()
             if batch.is_over()
@@ -371,7 +302,7 @@ class PageCache:
             # Half: an owner of entries that stays silent must not cost the pages that were found.
             found, raw = self._directory.get(ids, now + (deadline - now) / 2, anew=anew)
             batch.locate(pages, found, raw, self._shard, self.locations)
-        _check_lengths(batch)
+        check_located_lengths(batch)
 
     def _promote(self, batch: _native.FetchBatch, deadline: float) -> tuple[Lease, NDArray[np.uint8]] | None:
         """Have the owners of pages that lie on their disks bring them into their pools, each asked once.
@@ -388,7 +319,7 @@ class PageCache:
         lease = Lease(seconds, secrets.randbits(64))
         found, where = self._directory.promote(ids, raw, until, answer_s=answer_s, lease=lease)
         batch.locate(pages, found, where, self._shard, self.locations)
-        _check_lengths(batch)
+        check_located_lengths(batch)
         return lease, raw
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
@@ -421,21 +352,6 @@ class PageCache:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
         return epoch, ids
 
-    def _check_room(self, call: PageCall) -> None:
-        largest = int(call.lengths.max())
-        if largest > self._pool.largest_page:
-            raise UsageError(
-                f"a page of {largest} bytes does not fit the pool, which takes pages of up to "
-                f"{self._pool.largest_page}; raise pool_size"
-            )
-
-    def _check_published_lengths(self, call: PageCall) -> None:
-        found, locations = self._pool.lookup(call.ids)
-        wrong = np.flatnonzero(found.astype(bool) & (locations["length"] != call.lengths.astype(np.uint64)))
-        if len(wrong):
-            page = int(wrong[0])
-            raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
-
     @property
     def n_fetched(self) -> int:
         """Pages that calls have found so far, wherever they came from."""
@@ -451,16 +367,3 @@ class PageCache:
     def readings(self) -> dict[str, float]:
         """Return what native code has counted of fetches, by the names of the metrics."""
         return self._counts.readings()
-
-
-def _check_lengths(batch: _native.FetchBatch) -> None:
-    wrong = batch.find_other_length()
-    if wrong is not None:
-        raise _other_length(*wrong)
-
-
-def _other_length(page: int, published: int, given: int) -> UsageError:
-    return UsageError(
-        f"page {page} was published with {published} bytes, the memory given for it has {given}; "
-        "is something missing in the namespace?"
-    )
