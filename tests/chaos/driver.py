@@ -15,7 +15,8 @@ from .report import Report
 
 _QUIET_S = 3.0
 """How long the load runs before the level is taken: by then everybody has met everybody."""
-_END_S = 10.0
+_END_S = 30.0
+"""For a process to end; that of its node has a limit of its own, this one is for an interpreter without a processor."""
 _CLOSE_S = 3.0
 """How long a node's close may take."""
 _TICK_S, _LATE_S = 0.01, 0.003

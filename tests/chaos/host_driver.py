@@ -13,7 +13,7 @@ from .schedule import Event, Round
 
 _HUSH_S = 2.0
 """How long engines may take to publish no more; if one is stopped or held for as long there is no bump."""
-_ENDING_S, _STARTING_S = 10.0, 60.0
+_ENDING_S, _STARTING_S = 30.0, 60.0
 """How long a process may take to end, and to be up again, while the secret is changed."""
 _STEP_S = 0.02
 _HEARD_S = 3.0
@@ -104,6 +104,7 @@ class HostDriver(Driver):
             self._fleet.tell(number, do="end")
             if not self._until(lambda number=number: not self._fleet.is_running(number), _ENDING_S):
                 self.oracle.broken.append(f"{name} did not end within {_ENDING_S:g} s; {what}")
+                self.wait(0.0)  # ends the run: what the process hangs in is in the report
                 self._fleet.kill(number)
             self._fleet.start(number)
             past = self.oracle.past[name]

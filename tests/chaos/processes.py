@@ -182,6 +182,23 @@ class Processes(ABC):
         """Return what every process holds now."""
         return {name: Level.of(self.pid(number)) for number, name in enumerate(self.names)}
 
+    def native_threads(self, number: int) -> list[str]:
+        """Return a line for each thread of a process: its name, its state, and the system call that it is in.
+
+        An interpreter that is at its end shows no stacks any more, but hangs in some call.
+        """
+        if not self.is_running(number):
+            return []
+        lines = []
+        for task in sorted(Path(f"/proc/{self.pid(number)}/task").iterdir()):
+            try:
+                said = [(task / name).read_text().strip() for name in ("comm", "stat", "wchan", "syscall")]
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended between the two
+            comm, stat, wchan, call = said
+            lines.append(f"  {task.name} {comm} {stat.rpartition(')')[2].split()[0]} {wchan} {call}")
+        return lines
+
     def end(self, seconds: float) -> list[str]:
         """Have every process close what it has, and end; return those that had to be killed after ``seconds``."""
         for number in range(self.n):

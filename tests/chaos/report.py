@@ -82,12 +82,14 @@ class Report:
         print(f"everything written is in {fleet.folder}")
         logs = [fleet.log(number) for number in range(fleet.n)]
         ends = [log.stat().st_size for log in logs]
+        native = [fleet.native_threads(number) for number in range(fleet.n)]
         for number in range(fleet.n):
             fleet.signal(number, signal.SIGCONT)
             fleet.signal(number, signal.SIGUSR1)
         time.sleep(_DUMP_S)  # for faulthandler, in other processes, to write
-        for log, end in zip(logs, ends, strict=True):
+        for log, end, threads in zip(logs, ends, native, strict=True):
             data = log.read_bytes()
             said, stacks = (part.decode(errors="replace").splitlines() for part in (data[:end], data[end:]))
             print(f"---- the end of {log.name}", *said[-_TAIL:], sep="\n")
+            print("its threads, as the kernel sees them", *threads, sep="\n")
             print("its stacks", *(line for line in stacks if line and _FRAME not in line), sep="\n")
