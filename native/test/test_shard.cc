@@ -248,6 +248,32 @@ TEST(shard_names_several_holders_those_with_the_page_in_memory_first) {
   }
 }
 
+// Readers of a page that several have are spread over these, and pages of one question lie with one of them.
+TEST(shard_names_another_holder_first_in_each_question) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4});
+  std::vector<Key> keys;
+  for (uint64_t name = 0; name < 32; ++name) {
+    // in another order for each key
+    for (uint64_t i = 0; i < 4; ++i) put(shard, name, 1 + (name + i) % 4, 1, 10);
+    keys.push_back(key_of(name));
+  }
+  constexpr int kQuestions = 400;
+  std::map<uint64_t, int> n_first;
+  for (int i = 0; i < kQuestions; ++i) {
+    std::vector<uint8_t> n_named(keys.size());
+    std::vector<Location> locations;
+    shard.get_holders(keys.data(), keys.size(), 4, n_named.data(), &locations);
+    CHECK_EQ(locations.size(), 4 * keys.size());
+    for (size_t key = 0; key < keys.size(); ++key) CHECK_EQ(locations[4 * key].owner, locations[0].owner);
+    ++n_first[locations[0].owner];
+  }
+  for (uint64_t owner = 1; owner <= 4; ++owner) {
+    CHECK(n_first[owner] > kQuestions / 8);
+    CHECK(n_first[owner] < kQuestions / 2);
+  }
+}
+
 TEST(shard_says_which_entries_it_has) {
   Shard shard(1 << 12);
   set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});

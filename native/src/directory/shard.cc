@@ -15,6 +15,8 @@ constexpr size_t kFirstTable = 64;
 // How many keys before its turn a key's lines are asked for: about what a line takes to come, divided by what
 // a key takes.
 constexpr size_t kAhead = 8;
+// 2^64 by the golden ratio: multiples of it, and products with it, are spread evenly.
+constexpr uint64_t kOddFraction = 0x9e37'79b9'7f4a'7c15;
 
 }  // namespace
 
@@ -145,6 +147,8 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
                         std::vector<Location>* locations) {
   const auto alive = owners();
   const Leftovers left = leftovers(now());
+  // One for all of a question, so that pages that lie together with several nodes are read from one of them.
+  const uint64_t draw = n_draws_.fetch_add(1, std::memory_order_relaxed) * kOddFraction;
   for (size_t i = 0; i < std::min(n, kAhead); ++i) prefetch(keys[i]);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) prefetch(keys[i + kAhead]);
@@ -163,9 +167,12 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
     const auto begin = locations->begin() + static_cast<ptrdiff_t>(first);
     // Rarely is there more than one to put in order, and a stable partition takes memory.
     if (locations->size() - first > 1) {
-      std::stable_partition(begin, locations->end(), [](const Location& each) {
+      const auto end = std::stable_partition(begin, locations->end(), [](const Location& each) {
         return (each.flags & kResident) != 0;  // no other copy is nearer
       });
+      const auto rank = [draw](const Location& each) { return (each.owner ^ draw) * kOddFraction; };
+      const auto is_first = [&](const Location& a, const Location& b) { return rank(a) < rank(b); };
+      std::rotate(begin, std::min_element(begin, end, is_first), end);
     }
     const size_t n_kept = std::min({locations->size() - first, most, kMostHolders});
     locations->resize(first + n_kept);

@@ -47,7 +47,8 @@ class Shard {
   void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // Says for each key how many holders are named, `most` (at most kMostHolders) or fewer, and appends their
-  // locations, key after key: those that have the page in their pool first.
+  // locations, key after key: those that have the page in their pool first, and of these another one in each
+  // call, so that readers are spread over all who have a page.
   void get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named,
                    std::vector<Location>* locations);
 
@@ -216,7 +217,8 @@ class Shard {
   bool is_confirmed_ = false;             // ever
   uint32_t confirmed_since_ = 0;          // without a gap
   uint32_t confirmed_at_ = 0;
-  size_t next_sweep_ = 0;  // used by the sweeping thread only
+  size_t next_sweep_ = 0;             // used by the sweeping thread only
+  std::atomic<uint64_t> n_draws_{0};  // questions for holders so far
   // How many stripes may have leftovers, and one that was being swept when that was found out.
   std::atomic<size_t> n_unswept_{0};
 };
