@@ -49,6 +49,22 @@ TEST(pace_is_not_told_by_a_peer_that_stood_still_what_a_read_takes) {
   CHECK(known.late_after(1 << 14) > milliseconds(500));
 }
 
+TEST(pace_knows_what_reads_take_as_a_rule) {
+  Pace pace;
+  const auto usual = [&] { return std::chrono::nanoseconds(pace.usual_ns(1 << 16)); };
+  for (int i = 0; i < 7; ++i) pace.note(1 << 16, milliseconds(3));
+  CHECK(usual().count() == 0);  // too few have told
+  for (int i = 0; i < 20; ++i) pace.note(1 << 16, milliseconds(3));
+  CHECK(usual() > microseconds(2500) && usual() < microseconds(3500));
+  CHECK(pace.usual_ns(1 << 24) == 0);
+  pace.note(1 << 16, milliseconds(5000));  // it stood still once
+  CHECK(usual() < milliseconds(4));
+  for (int i = 0; i < 30; ++i) pace.note(1 << 16, milliseconds(50));
+  CHECK(usual() > milliseconds(40) && usual() < milliseconds(60));
+  for (int i = 0; i < 60; ++i) pace.note(1 << 16, milliseconds(3));
+  CHECK(usual() < milliseconds(4));
+}
+
 TEST(pace_knows_a_late_peer_until_it_is_in_time) {
   Pace pace;
   CHECK(!pace.is_slow());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -100,3 +101,35 @@ def test_what_is_looked_up_once_more_is_asked_of_those_who_answer_for_it() -> No
             stopped.resume()
         assert hits.all()
         assert pages.wrong(memory, keys, hits) == []
+
+
+def test_readers_are_spread_over_all_who_have_a_page() -> None:
+    join = [f"127.0.0.1:{free_port()}"]
+    with ExitStack() as closing:
+        holders = [closing.enter_context(Node.start(Config(node_id=name, join=join))) for name in "abc"]
+        reader = closing.enter_context(Node.start(Config(node_id="reader", join=join)))
+        rows = np.ones((N_PAGES, NBYTES), np.uint8)
+        keys = [f"page-{i}" for i in range(N_PAGES)]
+        for holder in holders:
+            holder.register_memory(rows)
+            eventually(lambda holder=holder: len(holder.members()) == 4, SETTLE_S)
+            assert all(holder.publish(keys, rows))
+        cache, caching = reader._cache, reader._parts.caching
+        assert isinstance(cache, PageCache)
+        _, raw = cache.hash(keys)
+
+        def is_each_named_thrice() -> bool:
+            """Look up anew until there are channels: over the control socket one holder is named."""
+            cache.locations.drop(raw)
+            assert reader.exists(keys).all()
+            return all(caching._other_holders.of(raw[i : i + 1]).size > 64 for i in range(N_PAGES))
+
+        eventually(is_each_named_thrice, SETTLE_S)
+        memory = np.zeros_like(rows)
+        reader.register_memory(memory)
+        for _ in range(240):
+            assert reader.fetch(keys, memory).all()
+        read = {peer.node_id: peer.n_pages for peer in reader.peers()}
+        even = 240 * N_PAGES / len(holders)
+        # One whose reads take six times as long as the others' has less: a busy machine may make one look so.
+        assert all(even / 3 < read.get(holder.node_id, 0) < 2 * even for holder in holders), read

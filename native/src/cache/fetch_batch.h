@@ -13,6 +13,7 @@
 
 #include "base/timings.h"
 #include "cache/holder_choice.h"
+#include "cache/holder_spread.h"
 #include "cache/location_cache.h"
 #include "cache/touches.h"
 #include "directory/shard.h"
@@ -120,6 +121,10 @@ class FetchBatch {
   // What came packed is unpacked first, until the deadline.
   Taken settle(const Owner& owner, bool check_sums, const Deadline& deadline);
 
+  // The bytes of the pages that are located.
+  uint64_t located_nbytes() const;
+  // Before pages are grouped by owner: has those that several nodes hold read from the one that is chosen.
+  void spread(HolderChoice& choice, HolderSpread& spread);
   // Whether a page of this group that is no hit may be had from another holder.
   bool has_elsewhere(const Owner& owner, HolderChoice& choice) const;
   // Has the pages of a settled group that were missed read from their next holders, if there are any.

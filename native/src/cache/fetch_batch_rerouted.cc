@@ -1,9 +1,27 @@
-// What becomes of the pages of a batch that one holder did not bring, and another may.
+// Which of its holders a page of a batch is read from first, and what becomes of it if that one does not
+// bring it, and another may.
 #include <algorithm>
 
 #include "cache/fetch_batch.h"
 
 namespace p2pkv {
+
+uint64_t FetchBatch::located_nbytes() const {
+  uint64_t nbytes = 0;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] == State::kLocated) nbytes += lengths_[page];
+  }
+  return nbytes;
+}
+
+void FetchBatch::spread(HolderChoice& choice, HolderSpread& spread) {
+  for (size_t page = 0; page < n_pages(); ++page) {
+    // A page that lies on a disk was asked for already: it comes from there.
+    if (states_[page] != State::kLocated || (locations_[page].flags & kResident) == 0) continue;
+    const auto instead = choice.instead_of(page, keys_[page], locations_[page], spread);
+    if (instead) locations_[page] = *instead;
+  }
+}
 
 bool FetchBatch::has_elsewhere(const Owner& owner, HolderChoice& choice) const {
   return std::any_of(owner.pages.begin(), owner.pages.end(), [&](size_t page) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cache/flights.h"
+#include "cache/holder_spread.h"
 
 namespace p2pkv {
 
@@ -91,6 +92,7 @@ void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memor
     };
     choice.emplace(*parts_.others, parts_.shard, parts_.own_key, is_slow);
     elsewhere.emplace(Flights::Elsewhere{*choice, hedges_, round.may_look_again});
+    spread(batch, *choice);
   }
   Flights flights(batch, parts_.peers, memories, deadline, parts_.check_sums,
                   elsewhere ? &*elsewhere : nullptr);
@@ -104,6 +106,17 @@ void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memor
   for (const Flights::Landed& landed : flights.landed()) {
     parts_.watched.reads->add(kFirstWay + landed.way, landed.nbytes, landed.ns);
   }
+}
+
+// Who was late a moment ago is chosen like others and passed over when it is set out to it, as those are that
+// alone were named.
+void FetchSources::spread(FetchBatch& batch, HolderChoice& choice) {
+  const auto usual_ns = [this, nbytes = batch.located_nbytes()](uint64_t owner, uint64_t boot) -> int64_t {
+    const auto pace = parts_.peers.pace_of({owner, boot});
+    return pace ? pace->usual_ns(nbytes) : 0;
+  };
+  HolderSpread spread(parts_.own_key + n_spread_.fetch_add(1, std::memory_order_relaxed), usual_ns);
+  batch.spread(choice, spread);
 }
 
 std::array<uint64_t, FetchBatch::kMissKinds> FetchSources::finish(FetchBatch& batch, bool has_promoted) {

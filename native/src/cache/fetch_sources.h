@@ -105,12 +105,14 @@ class FetchSources {
   void count(size_t source, const FetchBatch::Taken& taken);
   void took_own(FetchBatch& batch, const FetchBatch::Taken& own, const Stopwatch& copying);
   void gather_from_host(FetchBatch& batch, const Deadline& deadline);
+  void spread(FetchBatch& batch, HolderChoice& choice);
   void ended(const FetchBatch& batch);
 
   const Parts parts_;
   std::vector<Count> fetched_;
   Hedges hedges_;
   HotPages hot_;
+  std::atomic<uint64_t> n_spread_{0};  // rounds whose pages were spread over their holders so far
   std::atomic<uint64_t> n_located_{0};
   std::atomic<uint64_t> n_rejected_{0};
   std::atomic<uint64_t> n_bad_sums_{0};

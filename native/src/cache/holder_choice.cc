@@ -18,18 +18,41 @@ HolderChoice::Page& HolderChoice::of(size_t page, const Key& key, const Location
   Page& found = known->second;
   if (!is_new) return found;
   found.holders.push_back({at});
+  const auto passed = std::lower_bound(passed_over_.begin(), passed_over_.end(), page,
+                                       [](const auto& known, size_t wanted) { return known.first < wanted; });
+  if (passed != passed_over_.end() && passed->first == page) found.holders.push_back({passed->second});
   OtherHolders::Others others;
-  const size_t n = others_.get(key, &others);
+  const size_t n = readable_others(key, at, &others);
+  for (size_t i = 0; i < n; ++i) found.holders.push_back({others[i]});
+  return found;
+}
+
+size_t HolderChoice::readable_others(const Key& key, const Location& at, OtherHolders::Others* others) {
+  const size_t n = others_.get(key, others);
   std::array<uint8_t, kMostHolders - 1> present;
   present.fill(1);
-  shard_.keep_present(others.data(), present.data(), n);
+  shard_.keep_present(others->data(), present.data(), n);
+  size_t n_kept = 0;
   for (size_t i = 0; i < n; ++i) {
-    const Location& other = others[i];
+    const Location other = (*others)[i];
     const bool is_readable = (other.flags & kResident) != 0 && can_prove(other);
     if (present[i] == 0 || !is_readable || other.length != at.length || other.owner == own_key_) continue;
-    if (!is_same(other, at)) found.holders.push_back({other});
+    if (!is_same(other, at)) (*others)[n_kept++] = other;
   }
-  return found;
+  return n_kept;
+}
+
+std::optional<Location> HolderChoice::instead_of(size_t page, const Key& key, const Location& at,
+                                                 HolderSpread& spread) {
+  OtherHolders::Others others;
+  const size_t n_others = others_.may_know(key) ? readable_others(key, at, &others) : 0;
+  if (n_others == 0) return std::nullopt;
+  std::array<Location, kMostHolders> all{at};
+  std::copy(others.begin(), others.begin() + static_cast<ptrdiff_t>(n_others), all.begin() + 1);
+  const size_t chosen = spread.choose(all.data(), 1 + n_others);
+  if (chosen == 0) return std::nullopt;
+  passed_over_.emplace_back(page, at);
+  return all[chosen];
 }
 
 bool HolderChoice::has_next(size_t page, const Key& key, const Location& at) {

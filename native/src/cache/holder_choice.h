@@ -1,4 +1,4 @@
-// Which holder of a page is read next, when one has failed or is late.
+// Which holder of a page is read first, and which next, when one has failed or is late.
 //
 // Every holder that is known is tried, and one that was only late again after the others, with more patience
 // each time: of several that are late one may be there, and none is worth the whole time of a call before the
@@ -10,8 +10,10 @@
 #include <functional>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "cache/holder_spread.h"
 #include "directory/other_holders.h"
 #include "directory/shard.h"
 #include "page/location.h"
@@ -19,7 +21,7 @@
 namespace p2pkv {
 
 // What is known of the holders of the pages of one round of one fetch. Used by one thread. Knows of a page
-// only once a read of it has failed: reads that come in time cost it nothing.
+// only once a read of it has failed: pages that nobody else has, read in time, cost it nothing.
 class HolderChoice {
  public:
   enum class Fate : uint8_t {
@@ -34,6 +36,10 @@ class HolderChoice {
   HolderChoice(OtherHolders& others, Shard& shard, uint64_t own_key, IsSlow is_slow)
       : others_(others), shard_(shard), own_key_(own_key), is_slow_(std::move(is_slow)) {}
 
+  // Before a page is read: another holder to read it from than the one at `at`, where it would be; that one
+  // is untried then. None if nobody else has it, or `at` was chosen. Pages come in ascending order, each
+  // once.
+  std::optional<Location> instead_of(size_t page, const Key& key, const Location& at, HolderSpread& spread);
   // Whether there is a holder to go on with, if the one at `at` is left now.
   bool has_next(size_t page, const Key& key, const Location& at);
   // The holder to go on with after the one at `at`, of which is known what became of it; none if no other is
@@ -60,12 +66,15 @@ class HolderChoice {
   };
 
   Page& of(size_t page, const Key& key, const Location& at);
+  // Copies to `others` those that may be read as well as the one at `at`; returns how many there are.
+  size_t readable_others(const Key& key, const Location& at, OtherHolders::Others* others);
 
   OtherHolders& others_;
   Shard& shard_;
   const uint64_t own_key_;
   const IsSlow is_slow_;
   std::unordered_map<size_t, Page> pages_;
+  std::vector<std::pair<size_t, Location>> passed_over_;  // by page, in ascending order
 };
 
 }  // namespace p2pkv

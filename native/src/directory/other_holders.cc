@@ -9,6 +9,7 @@ namespace p2pkv {
 
 OtherHolders::OtherHolders(size_t capacity)
     : entries_(std::bit_ceil((std::max<size_t>(capacity, 1) + kWays - 1) / kWays) * kWays),
+      tags_(entries_.size()),
       mask_(entries_.size() / kWays - 1) {}
 
 void OtherHolders::put(const Key& key, const Location* others, size_t n) {
@@ -25,6 +26,15 @@ void OtherHolders::put(const Key& key, const Location* others, size_t n) {
   entry->stamp = ++last_stamp_;
   entry->n = std::min(n, entry->others.size());
   std::copy(others, others + entry->n, entry->others.begin());
+  const auto at = static_cast<size_t>(entry - &entries_[0]);
+  tags_[at].store(entry->n > 0 ? tag_of(key) : 0, std::memory_order_relaxed);
+}
+
+bool OtherHolders::may_know(const Key& key) const {
+  const auto first = tags_.begin() + static_cast<ptrdiff_t>(first_of(key));
+  const uint8_t tag = tag_of(key);
+  return std::any_of(first, first + kWays,
+                     [tag](const auto& known) { return known.load(std::memory_order_relaxed) == tag; });
 }
 
 size_t OtherHolders::get(const Key& key, Others* others) {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "base/zeroed_array.h"
 #include "page/location.h"
@@ -17,9 +19,9 @@ class Shard;
 // How many holders of a key a shard names at most: one to read from, and enough others to lose some.
 constexpr size_t kMostHolders = 4;
 
-// Bounded in keys; a key that is not known any more costs a second look-up. Thread-safe: one mutex, which no
-// call takes whose reads come in time. Stale holders cost a read in vain, never a wrong byte: reads are
-// validated.
+// Bounded in keys; a key that is not known any more costs a second look-up. Thread-safe: one mutex, which a
+// call takes for those of its pages only that others hold too. Stale holders cost a read in vain, never a
+// wrong byte: reads are validated.
 class OtherHolders {
  public:
   using Others = std::array<Location, kMostHolders - 1>;
@@ -29,6 +31,8 @@ class OtherHolders {
 
   // Replaces what was known of a key; takes the first kMostHolders - 1 of `others`.
   void put(const Key& key, const Location* others, size_t n);
+  // Whether others of a key are known, without the mutex: true for one key in some dozens of which none are.
+  bool may_know(const Key& key) const;
   // Returns how many others of a key are known, and copies them.
   size_t get(const Key& key, Others* others);
   // Names another holder of each key that was `found` and whose location is of a node that is not `present`
@@ -45,11 +49,15 @@ class OtherHolders {
     Others others;
   };
 
-  Entry* set_of(const Key& key) { return &entries_[(hash_of(key) & mask_) * kWays]; }
+  size_t first_of(const Key& key) const { return (hash_of(key) & mask_) * kWays; }
+  Entry* set_of(const Key& key) { return &entries_[first_of(key)]; }
+  // Bits of the key that choose no set, and never 0, which stands for an entry without others.
+  static uint8_t tag_of(const Key& key) { return static_cast<uint8_t>(key.bytes[15] | 1); }
 
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards the entries and the stamp, and who writes tags
   ZeroedArray<Entry> entries_;
-  size_t mask_;
+  std::vector<std::atomic<uint8_t>> tags_;  // one an entry
+  const size_t mask_;
   uint64_t last_stamp_ = 0;
 };
 

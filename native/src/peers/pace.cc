@@ -44,6 +44,7 @@ void Pace::note_class(size_t index, Clock::duration took, int64_t guess_ns) {
   const int64_t took_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
   const int64_t ns = known.ns.load(std::memory_order_relaxed);
   const uint32_t n = known.n.load(std::memory_order_relaxed);
+  note_usual(known, n, took_ns);
   if (n < kFirstReads) {
     known.n.store(n + 1, std::memory_order_relaxed);
     // A read of a peer that stood still says nothing about the next one, and must not make that wait as long.
@@ -56,6 +57,21 @@ void Pace::note_class(size_t index, Clock::duration took, int64_t guess_ns) {
   // Where one of 100 is above, what 99 take off is what the one puts on.
   const int64_t moved = took_ns > ns ? ns + ns / 5 : ns - ns / 495;
   known.ns.store(std::max<int64_t>(moved, 1000), std::memory_order_relaxed);
+}
+
+// Where half of the reads are above, it goes up as often as down, however far above they are: a peer that
+// stood still once is as fast as it was. The least of the first ones counts: they find everything cold.
+void Pace::note_usual(Class& known, uint32_t n, int64_t took_ns) {
+  const int64_t ns = known.usual_ns.load(std::memory_order_relaxed);
+  const int64_t moved = took_ns > ns ? ns + ns / kPartsOfAStep : ns - ns / kPartsOfAStep;
+  const int64_t least = n == 0 ? took_ns : std::min(ns, took_ns);
+  known.usual_ns.store(std::max<int64_t>(n < kFewReads ? least : moved, 1000), std::memory_order_relaxed);
+}
+
+int64_t Pace::usual_ns(uint64_t nbytes) const {
+  const Class& known = classes_[class_of(nbytes)];
+  return known.n.load(std::memory_order_relaxed) < kFewReads ? 0
+                                                             : known.usual_ns.load(std::memory_order_relaxed);
 }
 
 void Pace::was_late() {

@@ -25,6 +25,8 @@ class Pace {
   // A read of so many bytes has come to its end after that time.
   void note(uint64_t nbytes, Clock::duration took);
   void note_connected(Clock::duration took);
+  // What half of the reads of so many bytes stay below; 0 while too few have told.
+  int64_t usual_ns(uint64_t nbytes) const;
 
   // The peer was late, so that other holders of its pages are better asked for a while: twice as long each
   // time, until it is in time again.
@@ -48,8 +50,13 @@ class Pace {
   static constexpr size_t kConnecting = 0;  // the class of no bytes
   static constexpr size_t kClasses = 48;
 
+  // By one part of so many what is usual moves with each read: noise of a tenth, and a peer that takes twice
+  // as long is known after half a dozen.
+  static constexpr int64_t kPartsOfAStep = 8;
+
   struct Class {
     std::atomic<int64_t> ns{0};
+    std::atomic<int64_t> usual_ns{0};
     std::atomic<uint32_t> n{0};
   };
 
@@ -57,6 +64,7 @@ class Pace {
   static int64_t guess_ns(uint64_t nbytes);
   Clock::duration late(size_t index, int64_t guess_ns) const;
   void note_class(size_t index, Clock::duration took, int64_t guess_ns);
+  static void note_usual(Class& known, uint32_t n, int64_t took_ns);
 
   std::array<Class, kClasses> classes_;
   std::atomic<int64_t> slow_until_ns_{0};
