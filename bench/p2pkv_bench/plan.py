@@ -24,6 +24,7 @@ SUITES = (
         "attach",
         "ring",
         "hot",
+        "spread",
         "processes",
     ),
 )

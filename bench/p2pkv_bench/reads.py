@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ class Reads:
         self._next = 0
 
     def run(self, seconds: float, batch: int) -> dict[str, Any]:
-        """Read for so long; return how many bytes, how many of them from others, and the seconds of each call."""
-        before = self._from_others()
+        """Read for so long; return the bytes, those from others, whom they are from, and the seconds of each call."""
+        before, by_peer = self._from_others(), self._by_peer()
         calls, n_pages = [], 0
         until = time.perf_counter() + seconds
         while (began := time.perf_counter()) < until:
@@ -44,7 +45,18 @@ class Reads:
         if np.count_nonzero(is_right) < n_seen:
             raise BenchError("a page has other bytes than were published")
         nbytes = n_pages * self._rows.shape[1]
-        return {"nbytes": nbytes, "from_others": self._from_others() - before, "calls": calls}
+        return {
+            "nbytes": nbytes,
+            "from_others": self._from_others() - before,
+            "by_peer": dict(self._by_peer() - by_peer),
+            "calls": calls,
+        }
+
+    def _by_peer(self) -> Counter[str]:
+        read: Counter[str] = Counter()
+        for peer in self._node.peers():
+            read[peer.node_id] += peer.nbytes
+        return read
 
     def _from_others(self) -> float:
         counted = self._node.counters()

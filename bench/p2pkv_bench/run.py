@@ -23,6 +23,7 @@ from p2pkv_bench import (
     room,
     scrape,
     shard,
+    spread,
     starting,
     threads,
     transfers,
@@ -58,6 +59,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "attach": attached.rows,
     "ring": ring.rows,
     "hot": hot.rows,
+    "spread": spread.rows,
     "processes": processes.rows,
 }
 
