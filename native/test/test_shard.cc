@@ -248,29 +248,45 @@ TEST(shard_names_several_holders_those_with_the_page_in_memory_first) {
   }
 }
 
-// Readers of a page that several have are spread over these, and pages of one question lie with one of them.
-TEST(shard_names_another_holder_first_in_each_question) {
+TEST(shard_names_the_first_holder_first_and_of_the_rest_others_in_each_question) {
+  constexpr uint64_t kHolders = 6;
   Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4});
+  set_view(shard, {1, 2, 3, 4, 5, 6});
+  std::mt19937_64 random(p2pkv::test::seed("shard_names"));
   std::vector<Key> keys;
-  for (uint64_t name = 0; name < 32; ++name) {
-    // in another order for each key
-    for (uint64_t i = 0; i < 4; ++i) put(shard, name, 1 + (name + i) % 4, 1, 10);
+  std::vector<uint64_t> firsts;
+  for (uint64_t name = 0; name < 64; ++name) {
+    std::vector<uint64_t> owners{1, 2, 3, 4, 5, 6};
+    std::shuffle(owners.begin(), owners.end(), random);
+    for (const uint64_t owner : owners) put(shard, name, owner, 1, 10);
     keys.push_back(key_of(name));
+    firsts.push_back(owners[0]);
   }
   constexpr int kQuestions = 400;
-  std::map<uint64_t, int> n_first;
+  std::map<uint64_t, int> n_named_with;
   for (int i = 0; i < kQuestions; ++i) {
     std::vector<uint8_t> n_named(keys.size());
     std::vector<Location> locations;
     shard.get_holders(keys.data(), keys.size(), 4, n_named.data(), &locations);
     CHECK_EQ(locations.size(), 4 * keys.size());
-    for (size_t key = 0; key < keys.size(); ++key) CHECK_EQ(locations[4 * key].owner, locations[0].owner);
-    ++n_first[locations[0].owner];
+    std::set<uint64_t> rest;
+    for (size_t key = 0; key < keys.size(); ++key) {
+      CHECK_EQ(locations[4 * key].owner, firsts[key]);  // the page's owner, and not its guests
+      std::set<uint64_t> named;
+      for (size_t j = 0; j < 4; ++j) named.insert(locations[4 * key + j].owner);
+      CHECK_EQ(named.size(), 4u);
+      named.erase(firsts[key]);
+      rest.insert(named.begin(), named.end());
+    }
+    CHECK(rest.size() <= 4);  // the same three of all keys, but for who is first already
+    for (const uint64_t owner : rest) ++n_named_with[owner];
+    std::vector<Location> alone;
+    shard.get_holders(keys.data(), keys.size(), 1, n_named.data(), &alone);
+    for (size_t key = 0; key < keys.size(); ++key) CHECK_EQ(alone[key].owner, firsts[key]);
   }
-  for (uint64_t owner = 1; owner <= 4; ++owner) {
-    CHECK(n_first[owner] > kQuestions / 8);
-    CHECK(n_first[owner] < kQuestions / 2);
+  for (uint64_t owner = 1; owner <= kHolders; ++owner) {
+    CHECK(n_named_with[owner] > kQuestions / 3);  // two thirds of them, if all draws are fair
+    CHECK(n_named_with[owner] < kQuestions);
   }
 }
 

@@ -147,8 +147,10 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
                         std::vector<Location>* locations) {
   const auto alive = owners();
   const Leftovers left = leftovers(now());
-  // One for all of a question, so that pages that lie together with several nodes are read from one of them.
-  const uint64_t draw = n_draws_.fetch_add(1, std::memory_order_relaxed) * kOddFraction;
+  const size_t n_most = std::min(most, kMostHolders);
+  // One for all of a question, so that of pages that lie together with many nodes the same ones are named.
+  const uint64_t draw = n_most > 1 ? n_draws_.fetch_add(1, std::memory_order_relaxed) * kOddFraction : 0;
+  const auto rank = [draw](const Location& each) { return (each.owner ^ draw) * kOddFraction; };
   for (size_t i = 0; i < std::min(n, kAhead); ++i) prefetch(keys[i]);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) prefetch(keys[i + kAhead]);
@@ -170,11 +172,14 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
       const auto end = std::stable_partition(begin, locations->end(), [](const Location& each) {
         return (each.flags & kResident) != 0;  // no other copy is nearer
       });
-      const auto rank = [draw](const Location& each) { return (each.owner ^ draw) * kOddFraction; };
-      const auto is_first = [&](const Location& a, const Location& b) { return rank(a) < rank(b); };
-      std::rotate(begin, std::min_element(begin, end, is_first), end);
+      const auto n_resident = static_cast<size_t>(end - begin);
+      if (n_most > 1 && n_resident > n_most) {
+        const auto named = begin + static_cast<ptrdiff_t>(n_most);
+        std::partial_sort(begin + 1, named, end,
+                          [&](const Location& a, const Location& b) { return rank(a) < rank(b); });
+      }
     }
-    const size_t n_kept = std::min({locations->size() - first, most, kMostHolders});
+    const size_t n_kept = std::min(locations->size() - first, n_most);
     locations->resize(first + n_kept);
     n_named[i] = static_cast<uint8_t>(n_kept);
   }

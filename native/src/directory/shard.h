@@ -47,8 +47,9 @@ class Shard {
   void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // Says for each key how many holders are named, `most` (at most kMostHolders) or fewer, and appends their
-  // locations, key after key: those that have the page in their pool first, and of these another one in each
-  // call, so that readers are spread over all who have a page.
+  // locations, key after key: those that have the page in their pool first. Of these the one whose entry
+  // comes first stays first, which mostly is the page's owner and not a guest's; where more are there than
+  // may be named, the rest are others in each call, so that readers come to know all who have a page.
   void get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named,
                    std::vector<Location>* locations);
 
