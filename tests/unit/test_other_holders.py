@@ -119,7 +119,7 @@ def test_readers_are_spread_over_all_who_have_a_page() -> None:
         _, raw = cache.hash(keys)
 
         def is_each_named_thrice() -> bool:
-            """Look up anew until there are channels: over the control socket one holder is named."""
+            """Look up anew: who answers for a page may not have heard of all of them yet."""
             cache.locations.drop(raw)
             assert reader.exists(keys).all()
             return all(caching._other_holders.of(raw[i : i + 1]).size > 64 for i in range(N_PAGES))
@@ -127,9 +127,46 @@ def test_readers_are_spread_over_all_who_have_a_page() -> None:
         eventually(is_each_named_thrice, SETTLE_S)
         memory = np.zeros_like(rows)
         reader.register_memory(memory)
-        for _ in range(240):
+
+        def fetch() -> dict[str, int]:
             assert reader.fetch(keys, memory).all()
-        read = {peer.node_id: peer.n_pages for peer in reader.peers()}
+            return {peer.node_id: peer.n_pages for peer in reader.peers()}
+
+        # No call connects to more than one of them: that is done between calls.
+        eventually(lambda: all(fetch().get(holder.node_id) for holder in holders), SETTLE_S)
+        before = fetch()
+        for _ in range(240):
+            after = fetch()
+        read = {node_id: n_pages - before[node_id] for node_id, n_pages in after.items()}
         even = 240 * N_PAGES / len(holders)
         # One whose reads take six times as long as the others' has less: a busy machine may make one look so.
         assert all(even / 3 < read.get(holder.node_id, 0) < 2 * even for holder in holders), read
+
+
+def test_holders_that_a_look_up_does_not_name_any_more_are_forgotten() -> None:
+    """Else they would be drawn, and each page be read from them in vain once."""
+    join = [f"127.0.0.1:{free_port()}"]
+    with (
+        Node.start(Config(node_id="a", join=join, replicas=1)) as a,
+        Node.start(Config(node_id="b", join=join, replicas=1)) as b,
+        Node.start(Config(node_id="reader", join=join, replicas=1)) as reader,
+    ):
+        rows = np.ones((N_PAGES, NBYTES), np.uint8)
+        keys = [f"page-{i}" for i in range(N_PAGES)]
+        for holder in (a, b):
+            holder.register_memory(rows)
+            eventually(lambda holder=holder: len(holder.members()) == 3, SETTLE_S)
+            assert all(holder.publish(keys, rows))
+        eventually(lambda: len(reader.members()) == 3, SETTLE_S)
+        cache, caching = reader._cache, reader._parts.caching
+        assert isinstance(cache, PageCache)
+        _, raw = cache.hash(keys)
+
+        def n_with_others() -> int:
+            cache.locations.drop(raw)
+            assert reader.exists(keys).all()
+            return sum(caching._other_holders.of(raw[i : i + 1]).size > 0 for i in range(N_PAGES))
+
+        eventually(lambda: n_with_others() == N_PAGES, SETTLE_S)
+        b.retract(keys)
+        eventually(lambda: n_with_others() == 0, SETTLE_S)

@@ -100,8 +100,10 @@ void get_with_others(Shard& self, const Key* keys, size_t n, uint8_t* found, Loc
   const Location* next = all.data();
   for (size_t i = 0; i < n; ++i) {
     const size_t n_named = found[i];
-    if (n_named > 1) others->put(keys[i], next + 1, n_named - 1);
-    if (n_named > 0) locations[i] = *next;
+    if (n_named > 0) {
+      others->put(keys[i], next + 1, n_named - 1);
+      locations[i] = *next;
+    }
     found[i] = n_named > 0 ? 1 : 0;
     next += n_named;
   }

@@ -186,14 +186,24 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
 
 bool take_located(AskBatch& batch, const DirectoryQuestion& question, size_t ask, std::string_view reply) {
   std::vector<AskBatch::RowHolders> others;
+  std::vector<uint32_t> alone;  // what nobody else has, as far as this call was told
+  if (question.others != nullptr) {
+    const std::vector<uint32_t>& rows = batch.asks().at(ask).rows;
+    for (size_t i = 0; i < std::min(rows.size(), reply.size()); ++i) {
+      if (reply[i] == 1 && question.found[rows[i]] == 0) alone.push_back(rows[i]);
+    }
+  }
   const bool is_good = batch.take_located(ask, reply, question.found, question.locations,
                                           question.others != nullptr ? &others : nullptr);
-  for (const auto& [row, locations] : others) {
+  if (!is_good || question.others == nullptr) return is_good;
+  const auto note = [&question](size_t row, const Location* locations, size_t n) {
     Key key;
     std::memcpy(&key, question.records + row * question.record_size, sizeof key);
-    question.others->put(key, locations.data(), locations.size());
-  }
-  return is_good;
+    question.others->put(key, locations, n);
+  };
+  for (const auto& [row, locations] : others) note(row, locations.data(), locations.size());
+  for (const uint32_t row : alone) note(row, nullptr, 0);  // what was known is older than this
+  return true;
 }
 
 void DirectoryExchange::lose(Line& line) {
