@@ -51,18 +51,41 @@ TEST(pace_is_not_told_by_a_peer_that_stood_still_what_a_read_takes) {
 
 TEST(pace_knows_what_reads_take_as_a_rule) {
   Pace pace;
-  const auto usual = [&] { return std::chrono::nanoseconds(pace.usual_ns(1 << 16)); };
+  const auto usual = [&] { return std::chrono::nanoseconds(pace.usual(1 << 16).most_ns); };
   for (int i = 0; i < 7; ++i) pace.note(1 << 16, milliseconds(3));
   CHECK(usual().count() == 0);  // too few have told
   for (int i = 0; i < 20; ++i) pace.note(1 << 16, milliseconds(3));
   CHECK(usual() > microseconds(2500) && usual() < microseconds(3500));
-  CHECK(pace.usual_ns(1 << 24) == 0);
+  CHECK_EQ(pace.usual(1 << 16).least_ns, pace.usual(1 << 16).most_ns);
   pace.note(1 << 16, milliseconds(5000));  // it stood still once
   CHECK(usual() < milliseconds(4));
   for (int i = 0; i < 30; ++i) pace.note(1 << 16, milliseconds(50));
   CHECK(usual() > milliseconds(40) && usual() < milliseconds(60));
   for (int i = 0; i < 60; ++i) pace.note(1 << 16, milliseconds(3));
   CHECK(usual() < milliseconds(4));
+}
+
+TEST(pace_knows_between_what_reads_of_other_sizes_take) {
+  Pace pace;
+  for (int i = 0; i < 100; ++i) pace.note_connected(milliseconds(100));  // which is no size
+  CHECK_EQ(pace.usual(1 << 16).most_ns, 0);
+  for (int i = 0; i < 8; ++i) pace.note(1 << 16, milliseconds(8));
+  CHECK_EQ(pace.usual(1 << 13).least_ns, 1'000'000);
+  CHECK_EQ(pace.usual(1 << 13).most_ns, 8'000'000);
+  CHECK_EQ(pace.usual(1 << 18).least_ns, 8'000'000);
+  CHECK_EQ(pace.usual(1 << 18).most_ns, 32'000'000);
+  CHECK_EQ(pace.usual(1).least_ns, 122);
+  CHECK(pace.usual(uint64_t{1} << 60).most_ns > int64_t{1} << 60);
+  for (int i = 0; i < 8; ++i) pace.note(1 << 14, milliseconds(1));
+  CHECK_EQ(pace.usual(1 << 13).most_ns, 1'000'000);  // by what is nearer
+}
+
+TEST(pace_tells_what_is_guessed_from_what_most_take) {
+  Pace pace;
+  CHECK(pace.patience(1 << 10).most == milliseconds(0));
+  for (int i = 0; i < 8; ++i) pace.note(1 << 10, milliseconds(3));
+  CHECK(pace.patience(1 << 10).most == milliseconds(3));
+  CHECK(pace.patience(1 << 10).late == milliseconds(6));
 }
 
 TEST(pace_knows_a_late_peer_until_it_is_in_time) {

@@ -179,6 +179,30 @@ TEST(peers_too_slow_to_connect_to_within_a_call_are_connected_to_between_calls) 
   CHECK_EQ(peers.endpoints[0]->n_reads.load(), 1);  // it was proven before it was lent
 }
 
+TEST(peers_are_connected_to_ahead_once_in_a_while) {
+  std::atomic<bool> is_up{false};
+  FakePeers peers(
+      [&](PeerId, size_t way, const Deadline&) -> std::shared_ptr<FakeEndpoint> {
+        return is_up && way == 1 ? std::make_shared<FakeEndpoint>(Status::kOk) : nullptr;
+      },
+      {.retry_first = 0.05});
+  const auto standing = [&] { return peers.connections->standings({FakePeers::peer(1)}).front(); };
+  CHECK(standing().is_reachable && !standing().is_connected);
+  for (int call = 0; call < 20; ++call) peers.connections->connect_ahead(FakePeers::peer(1));
+  CHECK(eventually([&] { return peers.n_opened == 1; }));
+  is_up = true;
+  // The first way is left, as it would be within a call.
+  CHECK(eventually([&] {
+    peers.connections->connect_ahead(FakePeers::peer(1));
+    return standing().is_connected;
+  }));
+  CHECK(peers.n_fallbacks > 0);
+  peers.connections->change({FakePeers::member(1, FakePeers::kBoot, false)}, {});
+  CHECK(!standing().is_connected && !standing().is_reachable);  // a suspect
+  CHECK(standing().pace != nullptr);
+  CHECK(peers.connections->standings({FakePeers::peer(77)}).front().pace == nullptr);
+}
+
 TEST(peers_exceptions_of_connecting_reach_who_waits_for_it) {
   FakePeers peers([](PeerId, size_t, const Deadline&) -> std::shared_ptr<FakeEndpoint> {
     throw std::runtime_error("thrown on purpose");

@@ -1,5 +1,5 @@
 // What the peer layer does between calls, on threads of its own: it connects to peers that take longer than a
-// call has time, and closes what is idle.
+// call has time, or that calls to come may read from, and closes what is idle.
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -14,6 +14,23 @@ namespace {
 constexpr int64_t kProofBytes = 8;
 
 }  // namespace
+
+void PeerConnections::connect_ahead(PeerId id) {
+  size_t first = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    Peer* peer = find(id);
+    if (peer == nullptr || now < peer->ahead_from || !is_readable(*peer, now)) return;
+    const auto& ways = peer->member.ways;
+    const auto way = std::find_if(ways.begin(), ways.end(),
+                                  [&](size_t each) { return now >= peer->ways[each].unusable_until; });
+    if (way == ways.end()) return;
+    peer->ahead_from = now + to_clock(timing_.retry_first);
+    first = *way;
+  }
+  connect_between_calls(id, first);
+}
 
 void PeerConnections::connect_between_calls(PeerId id, size_t way) {
   {
@@ -44,8 +61,13 @@ void PeerConnections::connect_between_calls(PeerId id, size_t way) {
 
 bool PeerConnections::is_proven(PeerId id, size_t way, const Deadline& deadline) {
   const auto scratch = hooks_.scratch(way);
-  const ConnectionPtr connection = scratch ? open(id, way, deadline) : nullptr;
-  if (!connection) return false;
+  if (!scratch) return false;
+  const ConnectionPtr connection = open(id, way, deadline);
+  if (!connection) {
+    // As within a call: another way may lead there.
+    if (!deadline.passed() && !is_closed()) fall_back(id, way, 0, FallBack::kHandshakeFailed, false);
+    return false;
+  }
   std::shared_ptr<Transfer> transfer;
   try {
     transfer = connection->endpoint->read(scratch, connection->remote, {{0, 0, kProofBytes}}, {});

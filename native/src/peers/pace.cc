@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace p2pkv {
 
@@ -14,21 +15,22 @@ int64_t Pace::guess_ns(uint64_t nbytes) {
   return kGuessNs + kGuessNsAByte * static_cast<int64_t>(bounded);
 }
 
-Pace::Clock::duration Pace::late_after(uint64_t nbytes) const {
-  return late(class_of(nbytes), guess_ns(nbytes));
+Pace::Patience Pace::patience(uint64_t nbytes) const {
+  return patience(class_of(nbytes), guess_ns(nbytes));
 }
 
-Pace::Clock::duration Pace::late_connecting() const {
-  return std::max<Clock::duration>(late(kConnecting, kConnectingGuessNs),
-                                   std::chrono::nanoseconds(kGuessNs / 2));
+Pace::Patience Pace::patience_connecting() const {
+  Patience connecting = patience(kConnecting, kConnectingGuessNs);
+  connecting.late = std::max<Clock::duration>(connecting.late, std::chrono::nanoseconds(kGuessNs / 2));
+  return connecting;
 }
 
-Pace::Clock::duration Pace::late(size_t index, int64_t guess_ns) const {
-  const Class& known = classes_[index];
-  const int64_t ns = known.ns.load(std::memory_order_relaxed);
-  const bool is_guessed = known.n.load(std::memory_order_relaxed) < kFewReads;
+Pace::Patience Pace::patience(size_t index, int64_t guess_ns) const {
+  const int64_t ns = classes_[index].ns.load(std::memory_order_relaxed);
+  const bool is_guessed = !has_told(index);
   const int64_t late_ns = is_guessed ? std::max(guess_ns, 2 * ns) : 2 * ns;
-  return std::max<Clock::duration>(std::chrono::nanoseconds(late_ns), kFloor);
+  return {std::max<Clock::duration>(std::chrono::nanoseconds(late_ns), kFloor),
+          std::chrono::nanoseconds(is_guessed ? 0 : ns)};
 }
 
 void Pace::note(uint64_t nbytes, Clock::duration took) {
@@ -68,10 +70,19 @@ void Pace::note_usual(Class& known, uint32_t n, int64_t took_ns) {
   known.usual_ns.store(std::max<int64_t>(n < kFewReads ? least : moved, 1000), std::memory_order_relaxed);
 }
 
-int64_t Pace::usual_ns(uint64_t nbytes) const {
-  const Class& known = classes_[class_of(nbytes)];
-  return known.n.load(std::memory_order_relaxed) < kFewReads ? 0
-                                                             : known.usual_ns.load(std::memory_order_relaxed);
+Pace::Usual Pace::usual(uint64_t nbytes) const {
+  const size_t wanted = class_of(nbytes);
+  const auto usual_of = [this](size_t index) {
+    return classes_[index].usual_ns.load(std::memory_order_relaxed);
+  };
+  for (size_t away = 0; away < kClasses; ++away) {
+    const size_t larger = wanted + away;
+    if (larger < kClasses && has_told(larger)) return {usual_of(larger) >> away, usual_of(larger)};
+    if (away >= wanted || !has_told(wanted - away)) continue;  // the class of no bytes is no size
+    const int64_t ns = usual_of(wanted - away);
+    return {ns, away < 20 ? ns << away : std::numeric_limits<int64_t>::max()};
+  }
+  return {0, 0};
 }
 
 void Pace::was_late() {

@@ -18,15 +18,28 @@ class Pace {
  public:
   using Clock = Deadline::Clock;
 
-  // When a read of so many bytes is late: twice what most take, and never less than kFloor.
-  Clock::duration late_after(uint64_t nbytes) const;
+  // When something is late: twice what most take, and never less than kFloor.
+  struct Patience {
+    Clock::duration late;
+    Clock::duration most;  // what 99 of 100 take; 0 while too few have told
+  };
+  Patience patience(uint64_t nbytes) const;
+  Clock::duration late_after(uint64_t nbytes) const { return patience(nbytes).late; }
   // The same of opening a connection.
-  Clock::duration late_connecting() const;
+  Patience patience_connecting() const;
+  Clock::duration late_connecting() const { return patience_connecting().late; }
   // A read of so many bytes has come to its end after that time.
   void note(uint64_t nbytes, Clock::duration took);
   void note_connected(Clock::duration took);
-  // What half of the reads of so many bytes stay below; 0 while too few have told.
-  int64_t usual_ns(uint64_t nbytes) const;
+  // Between what half of the reads of so many bytes stay below. Both are what reads of this size took, if
+  // enough have told; else it is known of the nearest size that has: with the bytes it goes neither down by
+  // more nor up by more than they do. 0 while none has told.
+  struct Usual {
+    int64_t least_ns;
+    int64_t most_ns;
+  };
+  Usual usual(uint64_t nbytes) const;
+  int64_t usual_ns(uint64_t nbytes) const { return usual(nbytes).most_ns; }
 
   // The peer was late, so that other holders of its pages are better asked for a while: twice as long each
   // time, until it is in time again.
@@ -62,7 +75,8 @@ class Pace {
 
   static size_t class_of(uint64_t nbytes);
   static int64_t guess_ns(uint64_t nbytes);
-  Clock::duration late(size_t index, int64_t guess_ns) const;
+  Patience patience(size_t index, int64_t guess_ns) const;
+  bool has_told(size_t index) const { return classes_[index].n.load(std::memory_order_relaxed) >= kFewReads; }
   void note_class(size_t index, Clock::duration took, int64_t guess_ns);
   static void note_usual(Class& known, uint32_t n, int64_t took_ns);
 

@@ -94,16 +94,39 @@ PeerConnections::ConnectionPtr PeerConnections::lend(Peer& peer,
   return connection;
 }
 
+bool PeerConnections::is_readable(const Peer& peer, Clock::time_point now) const {
+  if (is_closed_ || !peer.is_member || now < peer.avoid_until) return false;
+  // A probe that a stopped peer has not answered may make it a suspect after it has gone on and was read.
+  return peer.member.is_healthy || now < peer.proven_until;
+}
+
+std::vector<PeerConnections::Standing> PeerConnections::standings(const std::vector<PeerId>& peers) {
+  std::vector<Standing> standings(peers.size());
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  for (size_t i = 0; i < peers.size(); ++i) {
+    Peer* peer = find(peers[i]);
+    if (peer == nullptr) continue;
+    standings[i].pace = peer->pace;
+    if (!is_readable(*peer, now)) continue;
+    standings[i].is_connected =
+        std::any_of(peer->idle.begin(), peer->idle.end(),
+                    [&](const ConnectionPtr& connection) { return leads_to(*peer, *connection); });
+    const auto& ways = peer->member.ways;
+    standings[i].is_reachable =
+        standings[i].is_connected || std::any_of(ways.begin(), ways.end(), [&](size_t way) {
+          return now >= peer->ways[way].unusable_until;
+        });
+  }
+  return standings;
+}
+
 PeerConnections::ConnectionPtr PeerConnections::take_idle(PeerId id, std::vector<size_t>* candidates) {
   const std::lock_guard lock(mutex_);
   Peer* peer = find(id);
   const auto now = Clock::now();
-  if (is_closed_ || peer == nullptr || !peer->is_member || now < peer->avoid_until) return nullptr;
-  // A probe that a stopped peer has not answered may make it a suspect after it has gone on and was read.
-  if (!peer->member.is_healthy && now >= peer->proven_until) return nullptr;
-  // What a link has opened leads to whoever said to be this peer: rows may come from there, pages may not.
-  const auto suits = [&](const Connection& idle) { return idle.link == 0 && peer->is_usable(idle); };
-  if (ConnectionPtr connection = lend(*peer, suits)) {
+  if (peer == nullptr || !is_readable(*peer, now)) return nullptr;
+  if (ConnectionPtr connection = lend(*peer, [&](const Connection& idle) { return leads_to(*peer, idle); })) {
     connection->is_pulling = false;
     return connection;
   }

@@ -122,6 +122,18 @@ class PeerConnections {
   // How long reads from the peer take; null for one that is not known.
   std::shared_ptr<Pace> pace_of(PeerId peer) const;
 
+  // How a peer stands now.
+  struct Standing {
+    bool is_connected = false;         // `borrow_idle` would lend a connection
+    bool is_reachable = false;         // or `borrow` might make one
+    std::shared_ptr<const Pace> pace;  // null: it is not known
+  };
+  // Returns it of each of these, with one lock.
+  std::vector<Standing> standings(const std::vector<PeerId>& peers);
+  // Has a peer connected to, for calls to come. Does nothing if that was begun less than
+  // `Timing::retry_first` ago, or has no end yet.
+  void connect_ahead(PeerId peer);
+
   // A connection to the peer, or null if it can't be reached now. Give it back with `release`.
   ConnectionPtr borrow(PeerId peer, const Deadline& deadline);
   // A connection that is there, or null; `is_worth_connecting` says whether `borrow` might make one. Never
@@ -173,6 +185,7 @@ class PeerConnections {
     std::map<uint64_t, std::vector<Way>> links;
     std::vector<ConnectionPtr> idle;  // those used last at the end
     Clock::time_point avoid_until{};
+    Clock::time_point ahead_from{};  // before, nobody connects to it ahead
     Clock::time_point proven_until{};
     std::shared_ptr<Pace> pace = std::make_shared<Pace>();
 
@@ -211,6 +224,12 @@ class PeerConnections {
                        std::vector<ConnectionPtr>* closing);
   // An idle connection, lent now, or null and the ways to try; neither for a peer to be let alone.
   ConnectionPtr take_idle(PeerId id, std::vector<size_t>* candidates);
+  // With the lock: whether pages may be read from a peer now, and over this connection of it.
+  bool is_readable(const Peer& peer, Clock::time_point now) const;
+  static bool leads_to(Peer& peer, const Connection& idle) {
+    // What a link has opened leads to whoever said to be this peer: rows may come from there, pages may not.
+    return idle.link == 0 && peer.is_usable(idle);
+  }
   // With the lock: the one of those that suit that was used last, lent now, or null.
   ConnectionPtr lend(Peer& peer, const std::function<bool(const Connection&)>& suits);
   ConnectionPtr connect(PeerId id, const std::vector<size_t>& candidates, const Deadline& deadline);
