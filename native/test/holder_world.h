@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -60,14 +62,16 @@ class Air {
 struct Behaviour {
   Status outcome = Status::kOk;
   std::chrono::microseconds after{0};
+  bool is_deaf = false;  // nobody gets a connection
 };
 
 class Endpoint : public BoundEndpoint {
  public:
-  Endpoint(Air& air, Behaviour behaviour) : air_(air), behaviour_(behaviour) {}
+  // `behaviour`: of what is read from then on.
+  Endpoint(Air& air, std::function<Behaviour()> behaviour) : air_(air), behaviour_(std::move(behaviour)) {}
   std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion>, std::shared_ptr<RemoteRegion>,
                                  std::vector<Span> spans, std::vector<Word>) override {
-    auto read = std::make_shared<Read>(air_, std::move(spans), behaviour_);
+    auto read = std::make_shared<Read>(air_, std::move(spans), behaviour_());
     const std::lock_guard lock(mutex_);
     reads_.push_back(read);
     return read;
@@ -123,20 +127,23 @@ class Endpoint : public BoundEndpoint {
   };
 
   Air& air_;
-  const Behaviour behaviour_;
+  const std::function<Behaviour()> behaviour_;
   std::mutex mutex_;  // guards the next one
   std::vector<std::shared_ptr<Read>> reads_;
 };
 
 inline constexpr Behaviour kStopped{Status::kOk, std::chrono::hours(1)};
+inline constexpr Behaviour kDeaf{Status::kOk, {}, true};
 
 // Eight nodes, and pages of which each lies at some of them.
 struct HolderWorld {
   static constexpr uint64_t kNodes = 8;
 
   Air air;
-  std::mutex mutex;  // guards `behaviours`
+  std::mutex mutex;  // guards the next two
   std::map<uint64_t, Behaviour> behaviours;
+  bool is_ending = false;
+  std::condition_variable ended;
   std::unique_ptr<PeerConnections> peers;
   Shard shard{1 << 12};
   LocationCache cache{1 << 12, 100.0};
@@ -148,9 +155,17 @@ struct HolderWorld {
 
   HolderWorld() {
     PeerConnections::Hooks hooks;
-    hooks.open = [this](PeerId peer, size_t, const Deadline&) -> Opened {
-      const std::lock_guard lock(mutex);
-      return {std::make_shared<Endpoint>(air, behaviours[peer.key]), nullptr};
+    hooks.open = [this](PeerId peer, size_t, const Deadline& deadline) -> Opened {
+      std::unique_lock lock(mutex);
+      if (behaviours[peer.key].is_deaf) {
+        ended.wait_until(lock, deadline.at(), [this] { return is_ending; });
+        return {};
+      }
+      const auto behaviour = [this, peer] {
+        const std::lock_guard reading(mutex);
+        return behaviours[peer.key];
+      };
+      return {std::make_shared<Endpoint>(air, behaviour), nullptr};
     };
     hooks.scratch = [](size_t) { return std::make_shared<FakeRegion>(); };
     hooks.fell_back = [](PeerId, size_t, PeerConnections::FallBack, bool) {};
@@ -169,6 +184,19 @@ struct HolderWorld {
     shard.set_view(owners.data(), boots.data(), owners.size());
   }
 
+  ~HolderWorld() {
+    {
+      const std::lock_guard lock(mutex);
+      is_ending = true;
+    }
+    ended.notify_all();
+    peers->close();
+  }
+  HolderWorld(const HolderWorld&) = delete;
+  HolderWorld& operator=(const HolderWorld&) = delete;
+
+  void suspect(uint64_t node, bool is_suspected) { peers->change({{{node, kBoot}, !is_suspected, {0}}}, {}); }
+  bool is_connected(uint64_t node) const { return peers->standings({{node, kBoot}})[0].is_connected; }
   void behave(uint64_t node, Behaviour behaviour) {
     const std::lock_guard lock(mutex);
     behaviours[node] = behaviour;
@@ -203,15 +231,14 @@ struct HolderWorld {
   // Reads for a round; returns the seconds that it took.
   double read(double seconds, bool may_look_again = false) {
     HolderChoice choice(others, shard, kOwn, [this](uint64_t owner, uint64_t boot) {
-      const auto pace = peers->pace_of({owner, boot});
-      return pace && pace->is_slow();
+      return HolderChoice::later_by(peers->standings({{owner, boot}}).front());
     });
     const Flights::Elsewhere elsewhere{choice, hedges, may_look_again};
     if (draw) {
-      HolderSpread spread((*draw)++, [this](uint64_t owner, uint64_t boot) {
-        return peers->pace_of({owner, boot})->usual_ns(batch->located_nbytes());
-      });
+      HolderSpread spread((*draw)++,
+                          [this](const std::vector<PeerId>& holders) { return peers->standings(holders); });
       batch->spread(choice, spread);
+      for (const PeerId& peer : spread.to_connect()) peers->connect_ahead(peer);
     }
     const auto began = Deadline::Clock::now();
     {

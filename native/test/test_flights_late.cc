@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <set>
 #include <vector>
@@ -79,6 +80,24 @@ TEST(late_holders_that_are_all_slow_have_time_in_turn) {
   world.locate({{1, 2}});
   world.read(60);
   CHECK_EQ(world.n_hits(), 1u);
+}
+
+TEST(late_holders_that_cannot_be_reached_for_a_moment_stay_known) {
+  World world;
+  world.suspect(2, true);
+  world.locate({{2, 1}});
+  world.read(20);
+  CHECK(world.is_hit(0));
+  world.suspect(2, false);
+  world.behave(1, kStopped);
+  world.peers->change({}, {1});  // so that its connection goes
+  world.peers->change({{{1, kBoot}, true, {0}}}, {});
+  const std::vector<Key> keys{key_of(0)};
+  world.batch =
+      std::make_unique<FetchBatch>(keys, std::vector<Piece>{{0, kPage}}, std::vector<int32_t>(1), 1);
+  CHECK_EQ(world.batch->locate_cached(&world.cache, &world.shard), 1u);  // at the one where it was found
+  world.read(20);
+  CHECK(world.is_hit(0));
 }
 
 TEST(late_holders_are_not_left_where_nobody_else_is_known) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -14,8 +15,13 @@
 
 namespace {
 
+using p2pkv::Deadline;
+using p2pkv::HolderChoice;
 using p2pkv::HolderSpread;
 using p2pkv::Location;
+using p2pkv::Pace;
+using p2pkv::PeerConnections;
+using p2pkv::PeerId;
 using p2pkv::Status;
 using p2pkv::test::kBoot;
 using p2pkv::test::kStopped;
@@ -29,15 +35,43 @@ std::vector<Location> holders_of(const std::vector<uint64_t>& owners) {
   return holders;
 }
 
+constexpr uint64_t kBytes = 1 << 16;
+
+PeerConnections::Standing standing_of(int64_t usual_ns, bool is_connected = true) {
+  auto pace = std::make_shared<Pace>();
+  for (int i = 0; usual_ns > 0 && i < 8; ++i) pace->note(kBytes, std::chrono::nanoseconds(usual_ns));
+  return {is_connected, true, pace};
+}
+
+using Standings = std::map<uint64_t, PeerConnections::Standing>;
+
+HolderSpread::Look look_at(const Standings& standings) {
+  return [&standings](const std::vector<PeerId>& peers) {
+    std::vector<PeerConnections::Standing> found;
+    for (const PeerId& peer : peers) found.push_back(standings.at(peer.key));
+    return found;
+  };
+}
+
+// As node keys, and their fetches, are.
+uint64_t draw_of(uint64_t readers, int fetch) {
+  return (readers + static_cast<uint64_t>(fetch % 4)) * 0x1234'5678'9abc'def1 +
+         static_cast<uint64_t>(fetch / 4);
+}
+
 // What part of many fetches, of several readers, is read from each of these.
-std::map<uint64_t, double> parts_of(const std::vector<uint64_t>& owners,
-                                    const std::map<uint64_t, int64_t>& usual_ns, uint64_t readers) {
+std::map<uint64_t, double> parts_of(const std::map<uint64_t, int64_t>& usual_ns, uint64_t readers) {
+  Standings standings;
+  std::vector<uint64_t> owners;
+  for (const auto& [owner, ns] : usual_ns) {
+    standings[owner] = standing_of(ns);
+    owners.push_back(owner);
+  }
   const std::vector<Location> holders = holders_of(owners);
   std::map<uint64_t, double> parts;
   for (int fetch = 0; fetch < kFetches; ++fetch) {
-    const uint64_t draw = (readers + static_cast<uint64_t>(fetch % 4)) * 0x1234'5678'9abc'def1 +
-                          static_cast<uint64_t>(fetch / 4);  // as node keys, and their fetches, are
-    HolderSpread spread(draw, [&](uint64_t owner, uint64_t) { return usual_ns.at(owner); });
+    HolderSpread spread(draw_of(readers, fetch), look_at(standings));
+    spread.know(holders, kBytes);
     parts[holders[spread.choose(holders.data(), holders.size())].owner] += 1.0 / kFetches;
   }
   return parts;
@@ -46,8 +80,8 @@ std::map<uint64_t, double> parts_of(const std::vector<uint64_t>& owners,
 TEST(spread_gives_holders_that_are_alike_the_same) {
   const uint64_t readers = p2pkv::test::seed("spread");
   for (const auto& parts : {
-           parts_of({1, 2, 3, 4}, {{1, 0}, {2, 0}, {3, 0}, {4, 0}}, readers),
-           parts_of({1, 2, 3, 4}, {{1, 1000}, {2, 1900}, {3, 1500}, {4, 0}}, readers),  // 4: not known
+           parts_of({{1, 0}, {2, 0}, {3, 0}, {4, 0}}, readers),
+           parts_of({{1, 1000}, {2, 1900}, {3, 1500}, {4, 0}}, readers),  // 4: not known
        }) {
     for (uint64_t owner = 1; owner <= 4; ++owner) CHECK(parts.at(owner) > 0.20 && parts.at(owner) < 0.30);
   }
@@ -55,17 +89,58 @@ TEST(spread_gives_holders_that_are_alike_the_same) {
 
 TEST(spread_gives_slower_holders_less_and_never_nothing) {
   const uint64_t readers = p2pkv::test::seed("spread_slower");
-  const auto parts = parts_of({1, 2, 3}, {{1, 1000}, {2, 8000}, {3, 1'000'000'000}}, readers);
+  const auto parts = parts_of({{1, 1000}, {2, 8000}, {3, 1'000'000'000}}, readers);
   CHECK(parts.at(1) > 0.73 && parts.at(1) < 0.84);  // 1 / (1 + 1/4 + 1/64)
   CHECK(parts.at(2) > 0.15 && parts.at(2) < 0.25);
   CHECK(parts.at(3) > 0.002 && parts.at(3) < 0.04);
 }
 
+TEST(spread_draws_among_those_that_are_connected) {
+  const uint64_t readers = p2pkv::test::seed("spread_connected");
+  const std::vector<Location> holders = holders_of({1, 2, 3, 4, 5});
+  const std::vector<Location> page(holders.begin(), holders.begin() + 4);
+  Standings standings{{1, standing_of(0, false)}, {2, standing_of(0)}, {3, standing_of(0)}};
+  standings[4] = standings[5] = {false, false, std::make_shared<Pace>()};
+  std::map<uint64_t, int> n_read, n_to_connect;
+  for (int fetch = 0; fetch < kFetches; ++fetch) {
+    HolderSpread spread(draw_of(readers, fetch), look_at(standings));
+    spread.know(holders, kBytes);
+    ++n_read[page[spread.choose(page.data(), page.size())].owner];
+    for (const PeerId& peer : spread.to_connect()) ++n_to_connect[peer.key];
+  }
+  CHECK(n_read[2] > kFetches * 2 / 5 && n_read[3] > kFetches * 2 / 5);
+  CHECK_EQ(n_read[2] + n_read[3], kFetches);
+  CHECK(n_to_connect[1] > kFetches / 4);  // as often as it is drawn
+  CHECK_EQ(n_to_connect.size(), 1u);      // and nobody that can't be reached
+
+  // One that was late a moment ago is passed over, as it would be if it was named first.
+  auto late = std::make_shared<Pace>();
+  for (int i = 0; i < 6; ++i) late->was_late();  // for a second
+  standings[3].pace = late;
+  bool has_avoided = false;
+  for (int fetch = 0; fetch < 100; ++fetch) {
+    HolderSpread spread(draw_of(readers, fetch), look_at(standings));
+    spread.know(holders, kBytes);
+    CHECK_EQ(page[spread.choose(page.data(), page.size())].owner, 2u);
+    has_avoided = has_avoided || spread.has_avoided_slow();
+  }
+  CHECK(has_avoided);
+
+  // Where nobody is connected, who was named first is: the next fetch may be long after.
+  standings[2].is_connected = standings[3].is_connected = false;
+  HolderSpread spread(readers, look_at(standings));
+  spread.know(holders, kBytes);
+  CHECK_EQ(spread.choose(page.data(), page.size()), 0u);
+  CHECK(spread.to_connect().empty());
+}
+
 TEST(spread_reads_pages_that_the_same_nodes_hold_from_one_of_them) {
   std::mt19937_64 random(p2pkv::test::seed("spread_batch"));
+  Standings standings;
+  for (int64_t owner = 1; owner <= 4; ++owner) standings[owner] = standing_of(1000 * owner);
   for (int fetch = 0; fetch < 200; ++fetch) {
-    HolderSpread spread(random(),
-                        [](uint64_t owner, uint64_t) { return static_cast<int64_t>(1000 * owner); });
+    HolderSpread spread(random(), look_at(standings));
+    spread.know(holders_of({1, 2, 3, 4}), kBytes);
     std::vector<uint64_t> owners{1, 2, 3, 4};
     uint64_t chosen = 0;
     for (int page = 0; page < 16; ++page) {
@@ -78,9 +153,28 @@ TEST(spread_reads_pages_that_the_same_nodes_hold_from_one_of_them) {
   }
 }
 
+// Fetches until there is a connection to each of these: to all but one, calls make none themselves.
+void warm(World& world, const std::vector<uint64_t>& owners) {
+  const Deadline deadline = Deadline::after(20);
+  const auto is_connected = [&](uint64_t node) { return world.is_connected(node); };
+  while (!std::all_of(owners.begin(), owners.end(), is_connected)) {
+    CHECK(!deadline.passed());
+    world.locate({owners});
+    world.read(20);
+  }
+}
+
+std::map<uint64_t, uint64_t> pages_read(const World& world) {
+  std::map<uint64_t, uint64_t> n_pages;
+  for (const auto& [peer, way, amount] : world.peers->traffic()) n_pages[peer] = amount.n_pages;
+  return n_pages;
+}
+
 TEST(spread_fetches_are_read_in_one_go_and_from_all_holders_in_turn) {
   World world;
   world.draw = p2pkv::test::seed("spread_fetches");
+  warm(world, {1, 2, 3, 4});
+  auto before = pages_read(world);
   constexpr int kRounds = 400;
   for (int round = 0; round < kRounds; ++round) {
     world.locate({{1, 2, 3, 4}, {2, 1, 3, 4}, {4, 3, 2, 1}, {1, 2, 3, 4}}, round % 2 == 0);
@@ -88,16 +182,33 @@ TEST(spread_fetches_are_read_in_one_go_and_from_all_holders_in_turn) {
     CHECK_EQ(world.n_hits(), 4u);
     CHECK_EQ(world.batch->group_by_owner(p2pkv::test::kOwn).size(), 0u);  // all is settled
   }
-  for (const auto& [peer, way, amount] : world.peers->traffic()) {
+  for (const auto& [peer, n_pages] : pages_read(world)) {
     if (peer > 4) continue;
-    CHECK(amount.n_pages > 4 * kRounds / 8);  // a slow machine makes some of them look slower than they are
-    CHECK(amount.n_pages < 4 * kRounds / 2);
+    CHECK(n_pages - before[peer] > 4 * kRounds / 8);  // a slow machine makes some look slower than they are
+    CHECK(n_pages - before[peer] < 4 * kRounds / 2);
   }
+}
+
+// The one that has stopped is not known to have: no fetch finds out by waiting for a connection to it.
+TEST(spread_fetches_wait_for_nobody_who_is_not_connected) {
+  World world;
+  world.draw = p2pkv::test::seed("spread_cold");
+  world.locate({{1}});
+  world.read(20);
+  world.behave(2, p2pkv::test::kDeaf);
+  for (int round = 0; round < 40; ++round) {
+    world.locate({{1, 2}, {2, 1}}, round % 2 == 0);
+    world.read(20);
+    CHECK_EQ(world.n_hits(), 2u);
+  }
+  CHECK_EQ(pages_read(world)[1], 81u);
+  for (const uint64_t n : world.hedges.counts()) CHECK_EQ(n, 0u);
 }
 
 TEST(spread_holders_that_fail_are_made_up_for_by_who_was_named_first) {
   World world;
   world.draw = p2pkv::test::seed("spread_fail");
+  warm(world, {1, 2, 3, 4});
   world.behave(2, {Status::kRejected});
   world.behave(3, kStopped);
   world.behave(4, {Status::kPeerLost});
@@ -112,13 +223,25 @@ TEST(spread_holders_that_fail_are_made_up_for_by_who_was_named_first) {
 TEST(spread_pages_that_nobody_else_has_are_read_where_they_are) {
   World world;
   world.draw = 1;
-  world.others.put(p2pkv::test::key_of(0), holders_of({2}).data(), 1);
-  world.locate({{1}, {1}});  // only one is named any more
-  CHECK(!world.others.may_know(p2pkv::test::key_of(0)));
-  world.read(20);
-  CHECK_EQ(world.n_hits(), 2u);
-  for (const auto& [peer, way, amount] : world.peers->traffic())
-    CHECK_EQ(amount.n_pages, peer == 1 ? 2u : 0u);
+  warm(world, {1, 2});
+  world.locate({{1, 2}, {1, 2}});
+  CHECK(world.others.may_know(p2pkv::test::key_of(0)));
+  const auto n_of_second = pages_read(world)[2];
+  for (int round = 0; round < 20; ++round) {
+    world.locate({{1}, {1}});  // only one is named any more
+    world.read(20);
+    CHECK_EQ(world.n_hits(), 2u);
+  }
+  CHECK_EQ(pages_read(world)[2], n_of_second);
+}
+
+TEST(spread_leaves_what_is_said_to_be_here_to_be_taken_for_stale) {
+  World world;
+  HolderChoice choice(world.others, world.shard, p2pkv::test::kOwn, [](uint64_t, uint64_t) { return 0u; });
+  const auto key = p2pkv::test::key_of(0);
+  world.others.put(key, holders_of({2}).data(), 1);
+  CHECK(choice.may_choose(key, World::at(1)));
+  CHECK(!choice.may_choose(key, World::at(p2pkv::test::kOwn)));
 }
 
 }  // namespace

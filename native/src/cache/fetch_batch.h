@@ -121,16 +121,15 @@ class FetchBatch {
   // What came packed is unpacked first, until the deadline.
   Taken settle(const Owner& owner, bool check_sums, const Deadline& deadline);
 
-  // The bytes of the pages that are located.
-  uint64_t located_nbytes() const;
   // Before pages are grouped by owner: has those that several nodes hold read from the one that is chosen.
   void spread(HolderChoice& choice, HolderSpread& spread);
   // Whether a page of this group that is no hit may be had from another holder.
   bool has_elsewhere(const Owner& owner, HolderChoice& choice) const;
   // Has the pages of a settled group that were missed read from their next holders, if there are any.
-  // `is_late`: what was not brought was left, and may come if its holder is asked again. Appends the groups
-  // that are to be read now; they stay for as long as the batch.
-  void reroute(const Owner& owner, bool is_late, HolderChoice& choice, std::vector<const Owner*>* rerouted);
+  // `fate`: what is known of their holder by that, if it has not said that it has a page no more. Appends the
+  // groups that are to be read now; they stay for as long as the batch.
+  void reroute(const Owner& owner, HolderChoice::Fate fate, HolderChoice& choice,
+               std::vector<const Owner*>* rerouted);
   // Whether the directory was not asked in this call where a page of this group lies.
   bool has_cached(const Owner& owner) const;
   // Whether a page was missed that another look-up may find.

@@ -6,21 +6,14 @@
 
 namespace p2pkv {
 
-uint64_t FetchBatch::located_nbytes() const {
-  uint64_t nbytes = 0;
-  for (size_t page = 0; page < n_pages(); ++page) {
-    if (states_[page] == State::kLocated) nbytes += lengths_[page];
-  }
-  return nbytes;
-}
-
 void FetchBatch::spread(HolderChoice& choice, HolderSpread& spread) {
+  std::vector<size_t> pages;
   for (size_t page = 0; page < n_pages(); ++page) {
     // A page that lies on a disk was asked for already: it comes from there.
     if (states_[page] != State::kLocated || (locations_[page].flags & kResident) == 0) continue;
-    const auto instead = choice.instead_of(page, keys_[page], locations_[page], spread);
-    if (instead) locations_[page] = *instead;
+    if (choice.may_choose(keys_[page], locations_[page])) pages.push_back(page);
   }
+  if (!pages.empty()) choice.spread(pages, keys_, &locations_, spread);
 }
 
 bool FetchBatch::has_elsewhere(const Owner& owner, HolderChoice& choice) const {
@@ -29,7 +22,7 @@ bool FetchBatch::has_elsewhere(const Owner& owner, HolderChoice& choice) const {
   });
 }
 
-void FetchBatch::reroute(const Owner& owner, bool is_late, HolderChoice& choice,
+void FetchBatch::reroute(const Owner& owner, HolderChoice::Fate fate, HolderChoice& choice,
                          std::vector<const Owner*>* rerouted) {
   const size_t first = rerouted->size();
   const auto group_of = [&](const Location& location) -> Owner& {
@@ -46,10 +39,9 @@ void FetchBatch::reroute(const Owner& owner, bool is_late, HolderChoice& choice,
   for (const size_t page : owner.pages) {
     if (hits_[page] != 0 || states_[page] != State::kSettled) continue;
     const auto why = static_cast<Miss>(miss_kinds_[page]);
-    const bool may_come = is_late && (why == kTimedOut || why == kPeerLost);
+    const bool may_come = why == kTimedOut || why == kPeerLost;
     const Location at = locations_[page];
-    const auto next =
-        choice.next(page, keys_[page], at, may_come ? HolderChoice::Fate::kLate : HolderChoice::Fate::kGone);
+    const auto next = choice.next(page, keys_[page], at, may_come ? fate : HolderChoice::Fate::kGone);
     if (!next) continue;
     // A holder with a disk knows best where the page is, and tells the directory itself.
     if (why == kRejected && (at.flags & kHasDisk) == 0) {

@@ -85,14 +85,14 @@ void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memor
                         const Round& round) {
   std::optional<HolderChoice> choice;
   std::optional<Flights::Elsewhere> elsewhere;
+  std::vector<PeerId> to_connect;
   if (parts_.others && round.is_elsewhere_good) {
-    const auto is_slow = [this](uint64_t owner, uint64_t boot) {
-      const auto pace = parts_.peers.pace_of({owner, boot});
-      return pace && pace->is_slow();
+    const auto later_by = [this](uint64_t owner, uint64_t boot) {
+      return HolderChoice::later_by(parts_.peers.standings({{owner, boot}}).front());
     };
-    choice.emplace(*parts_.others, parts_.shard, parts_.own_key, is_slow);
+    choice.emplace(*parts_.others, parts_.shard, parts_.own_key, later_by);
     elsewhere.emplace(Flights::Elsewhere{*choice, hedges_, round.may_look_again});
-    spread(batch, *choice);
+    to_connect = spread(batch, *choice);
   }
   Flights flights(batch, parts_.peers, memories, deadline, parts_.check_sums,
                   elsewhere ? &*elsewhere : nullptr);
@@ -106,17 +106,16 @@ void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memor
   for (const Flights::Landed& landed : flights.landed()) {
     parts_.watched.reads->add(kFirstWay + landed.way, landed.nbytes, landed.ns);
   }
+  for (const PeerId& peer : to_connect) parts_.peers.connect_ahead(peer);
 }
 
-// Who was late a moment ago is chosen like others and passed over when it is set out to it, as those are that
-// alone were named.
-void FetchSources::spread(FetchBatch& batch, HolderChoice& choice) {
-  const auto usual_ns = [this, nbytes = batch.located_nbytes()](uint64_t owner, uint64_t boot) -> int64_t {
-    const auto pace = parts_.peers.pace_of({owner, boot});
-    return pace ? pace->usual_ns(nbytes) : 0;
-  };
-  HolderSpread spread(parts_.own_key + n_spread_.fetch_add(1, std::memory_order_relaxed), usual_ns);
+std::vector<PeerId> FetchSources::spread(FetchBatch& batch, HolderChoice& choice) {
+  const uint64_t draw = parts_.own_key + n_spread_.fetch_add(1, std::memory_order_relaxed);
+  HolderSpread spread(draw,
+                      [this](const std::vector<PeerId>& peers) { return parts_.peers.standings(peers); });
   batch.spread(choice, spread);
+  if (spread.has_avoided_slow()) hedges_.count(Hedges::kSlow);
+  return spread.to_connect();
 }
 
 std::array<uint64_t, FetchBatch::kMissKinds> FetchSources::finish(FetchBatch& batch, bool has_promoted) {

@@ -105,7 +105,8 @@ class FetchSources {
   void count(size_t source, const FetchBatch::Taken& taken);
   void took_own(FetchBatch& batch, const FetchBatch::Taken& own, const Stopwatch& copying);
   void gather_from_host(FetchBatch& batch, const Deadline& deadline);
-  void spread(FetchBatch& batch, HolderChoice& choice);
+  // Has pages read from other holders; returns who is to be connected to for that by the next call.
+  std::vector<PeerId> spread(FetchBatch& batch, HolderChoice& choice);
   void ended(const FetchBatch& batch);
 
   const Parts parts_;

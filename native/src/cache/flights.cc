@@ -49,7 +49,11 @@ void Flights::set_out(const FetchBatch::Owner& owner, bool is_alone) {
   }
   if (elsewhere_ != nullptr && avoid_slow(owner, connection.get())) {
     if (connection) peers_.give_back(connection);
-    return go_on(owner, Hedges::kSlow);
+    return go_on(owner, Hedges::kSlow, HolderChoice::Fate::kLate);
+  }
+  if (!connection && !is_worth_connecting && elsewhere_ != nullptr) {
+    batch_.settle(owner, false, deadline_);
+    return go_on(owner, Hedges::kFailed, HolderChoice::Fate::kAway);
   }
   if (connection || !is_worth_connecting) return take_off(owner, std::move(connection));
   const bool may_leave = elsewhere_ != nullptr && may_go_elsewhere(owner);
@@ -62,7 +66,7 @@ void Flights::set_out(const FetchBatch::Owner& owner, bool is_alone) {
 void Flights::take_off(const FetchBatch::Owner& owner, PeerConnections::ConnectionPtr connection) {
   if (!connection) {
     batch_.settle(owner, false, deadline_);
-    return go_on(owner, Hedges::kFailed);
+    return go_on(owner, Hedges::kFailed, HolderChoice::Fate::kGone);
   }
   // Before anything is asked for: whatever happens then, what was asked for is called off.
   flying_.push_back({&owner, std::move(connection), 0, Clock::now(), nullptr});
@@ -123,7 +127,7 @@ bool Flights::land(Flight& flight) {
   }
   const size_t n_taken = settle(flight, worst, took, 0);
   // Most flights bring all: their pages are not looked at for others who hold them.
-  if (n_taken < owner.pages.size()) go_on(owner, Hedges::kFailed);
+  if (n_taken < owner.pages.size()) go_on(owner, Hedges::kFailed, HolderChoice::Fate::kGone);
   return true;
 }
 

@@ -96,8 +96,8 @@ class Flights {
   // Leaves a flight that is late, if there is a better way; true if it did.
   bool leave_late(Flight& flight);
   void leave_late_boarding();
-  // Goes on to the next holders of the pages of a settled group.
-  void go_on(const FetchBatch::Owner& owner, Hedges::Why why);
+  // Goes on to the next holders of the pages of a settled group; `fate`: what is known of this one then.
+  void go_on(const FetchBatch::Owner& owner, Hedges::Why why, HolderChoice::Fate fate);
   static bool is_mapped(const Connection& connection);
   static FetchBatch::Leg leg_of(const Flight& flight);
   void read_leg(Flight& flight);

@@ -88,7 +88,7 @@ bool Flights::leave_late(Flight& flight) {
   pace->note(owner.nbytes, took);
   pace->was_late();
   settle(flight, worst, took, 1);  // it is late and no more: it is not left alone, where it alone has pages
-  go_on(owner, *verdict.leave);
+  go_on(owner, *verdict.leave, HolderChoice::Fate::kLate);
   return true;
 }
 
@@ -106,19 +106,19 @@ void Flights::leave_late_boarding() {
         pace->was_late();
       }
       batch_.settle(*owner, false, deadline_);
-      go_on(*owner, *verdict.leave);
+      go_on(*owner, *verdict.leave, HolderChoice::Fate::kLate);
     }
   }
 }
 
-void Flights::go_on(const FetchBatch::Owner& owner, Hedges::Why why) {
+void Flights::go_on(const FetchBatch::Owner& owner, Hedges::Why why, HolderChoice::Fate fate) {
   if (elsewhere_ == nullptr || deadline_.passed()) return;
   if (why == Hedges::kUnknown) {
     batch_.give_up(owner);
     return elsewhere_->hedges.count(why);
   }
   std::vector<const FetchBatch::Owner*> rerouted;
-  batch_.reroute(owner, why != Hedges::kFailed, elsewhere_->choice, &rerouted);
+  batch_.reroute(owner, fate, elsewhere_->choice, &rerouted);
   if (!rerouted.empty()) elsewhere_->hedges.count(why);
   for (const FetchBatch::Owner* next : rerouted) set_out(*next, false);
 }

@@ -22,44 +22,74 @@ HolderChoice::Page& HolderChoice::of(size_t page, const Key& key, const Location
                                        [](const auto& known, size_t wanted) { return known.first < wanted; });
   if (passed != passed_over_.end() && passed->first == page) found.holders.push_back({passed->second});
   OtherHolders::Others others;
-  const size_t n = readable_others(key, at, &others);
-  for (size_t i = 0; i < n; ++i) found.holders.push_back({others[i]});
+  std::array<uint8_t, kMostHolders - 1> present;
+  present.fill(1);
+  const size_t n = others_.get(key, &others);
+  shard_.keep_present(others.data(), present.data(), n);
+  for (size_t i = 0; i < n; ++i) {
+    const bool is_known = std::any_of(found.holders.begin(), found.holders.end(), [&](const Holder& holder) {
+      return is_same(holder.location, others[i]);
+    });
+    if (present[i] != 0 && !is_known && is_readable(others[i], at)) found.holders.push_back({others[i]});
+  }
   return found;
 }
 
-size_t HolderChoice::readable_others(const Key& key, const Location& at, OtherHolders::Others* others) {
-  const size_t n = others_.get(key, others);
-  std::array<uint8_t, kMostHolders - 1> present;
-  present.fill(1);
-  shard_.keep_present(others->data(), present.data(), n);
-  size_t n_kept = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const Location other = (*others)[i];
-    const bool is_readable = (other.flags & kResident) != 0 && can_prove(other);
-    if (present[i] == 0 || !is_readable || other.length != at.length || other.owner == own_key_) continue;
-    if (!is_same(other, at)) (*others)[n_kept++] = other;
-  }
-  return n_kept;
+bool HolderChoice::is_readable(const Location& other, const Location& at) const {
+  const bool is_good = (other.flags & kResident) != 0 && can_prove(other);
+  return is_good && other.length == at.length && other.owner != own_key_ && !is_same(other, at);
 }
 
-std::optional<Location> HolderChoice::instead_of(size_t page, const Key& key, const Location& at,
-                                                 HolderSpread& spread) {
-  OtherHolders::Others others;
-  const size_t n_others = others_.may_know(key) ? readable_others(key, at, &others) : 0;
-  if (n_others == 0) return std::nullopt;
-  std::array<Location, kMostHolders> all{at};
-  std::copy(others.begin(), others.begin() + static_cast<ptrdiff_t>(n_others), all.begin() + 1);
-  const size_t chosen = spread.choose(all.data(), 1 + n_others);
-  if (chosen == 0) return std::nullopt;
-  passed_over_.emplace_back(page, at);
-  return all[chosen];
+void HolderChoice::spread(const std::vector<size_t>& pages, const std::vector<Key>& keys,
+                          std::vector<Location>* locations, HolderSpread& spread) {
+  std::vector<uint8_t> n_known;
+  std::vector<Location> others;
+  others_.get(keys, pages, &n_known, &others);
+  std::vector<uint8_t> present(others.size(), 1);
+  shard_.keep_present(others.data(), present.data(), others.size());
+  struct Shared {
+    size_t page;
+    size_t first;  // of its holders
+    size_t n;
+  };
+  std::vector<Shared> shared;
+  std::vector<Location> holders;
+  uint64_t nbytes = 0;
+  size_t next = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const Location& at = (*locations)[pages[i]];
+    const size_t first = holders.size();
+    holders.push_back(at);
+    for (const size_t end = next + n_known[i]; next < end; ++next) {
+      if (present[next] != 0 && is_readable(others[next], at)) holders.push_back(others[next]);
+    }
+    if (holders.size() - first == 1) {
+      holders.pop_back();
+      continue;
+    }
+    shared.push_back({pages[i], first, holders.size() - first});
+    nbytes += at.length;
+  }
+  if (shared.empty()) return;
+  spread.know(holders, nbytes);
+  for (const auto& [page, first, n] : shared) {
+    const size_t chosen = spread.choose(&holders[first], n);
+    if (chosen == 0) continue;
+    passed_over_.emplace_back(page, (*locations)[page]);
+    (*locations)[page] = holders[first + chosen];
+  }
+}
+
+uint32_t HolderChoice::later_by(const PeerConnections::Standing& standing) {
+  if (!standing.is_reachable || (standing.pace && standing.pace->is_slow())) return 2;
+  return standing.is_connected ? 0 : 1;
 }
 
 bool HolderChoice::has_next(size_t page, const Key& key, const Location& at) {
   const Page& known = of(page, key, at);
   if (known.n_tries >= kMostTries) return false;
   return std::any_of(known.holders.begin(), known.holders.end(), [&](const Holder& holder) {
-    return holder.fate != Fate::kGone && !is_same(holder.location, at);
+    return is_worth_a_try(holder) && !is_same(holder.location, at);
   });
 }
 
@@ -73,13 +103,18 @@ std::optional<Location> HolderChoice::next(size_t page, const Key& key, const Lo
   }
   if (known.n_tries >= kMostTries) return std::nullopt;
   const auto rank = [&](const Holder& holder) -> uint32_t {
-    if (holder.fate == Fate::kLate) return 2 + holder.last_try;
-    return is_slow_(holder.location.owner, holder.location.boot) ? 1 : 0;
+    constexpr uint32_t kAfterAll = 1 << 8;
+    if (holder.fate == Fate::kLate) return kAfterAll + holder.last_try;
+    return later_by_(holder.location.owner, holder.location.boot);
   };
   const Holder* best = nullptr;
+  uint32_t least = 0;
   for (const Holder& holder : known.holders) {
-    if (holder.fate == Fate::kGone) continue;
-    if (best == nullptr || rank(holder) < rank(*best)) best = &holder;
+    if (!is_worth_a_try(holder)) continue;
+    const uint32_t ranked = rank(holder);
+    if (best != nullptr && ranked >= least) continue;
+    best = &holder;
+    least = ranked;
   }
   return best != nullptr ? std::optional(best->location) : std::nullopt;
 }

@@ -17,6 +17,7 @@
 #include "directory/other_holders.h"
 #include "directory/shard.h"
 #include "page/location.h"
+#include "peers/peer_connections.h"
 
 namespace p2pkv {
 
@@ -27,23 +28,33 @@ class HolderChoice {
   enum class Fate : uint8_t {
     kUntried,
     kLate,  // it may be there
-    kGone   // it does not have the page, or can't be reached
+    kAway,  // it can't be reached for now, and is not tried again; it may have the page
+    kGone   // it does not have the page, or is lost
   };
-  // Whether a peer is better asked later, if there is another.
-  using IsSlow = std::function<bool(uint64_t owner, uint64_t boot)>;
+  // Returns whether a peer is better asked later than others: the more, the larger.
+  using LaterBy = std::function<uint32_t(uint64_t owner, uint64_t boot)>;
 
   // Locations that `shard` does not have in its view don't count. All must outlive this.
-  HolderChoice(OtherHolders& others, Shard& shard, uint64_t own_key, IsSlow is_slow)
-      : others_(others), shard_(shard), own_key_(own_key), is_slow_(std::move(is_slow)) {}
+  HolderChoice(OtherHolders& others, Shard& shard, uint64_t own_key, LaterBy later_by)
+      : others_(others), shard_(shard), own_key_(own_key), later_by_(std::move(later_by)) {}
 
-  // Before a page is read: another holder to read it from than the one at `at`, where it would be; that one
-  // is untried then. None if nobody else has it, or `at` was chosen. Pages come in ascending order, each
-  // once.
-  std::optional<Location> instead_of(size_t page, const Key& key, const Location& at, HolderSpread& spread);
+  // The usual `LaterBy`: who need not be connected to comes first, and last who was late a moment ago, or is
+  // a suspect.
+  static uint32_t later_by(const PeerConnections::Standing& standing);
+
+  // Whether `spread` may choose another holder of a page than the one at `at`; true for some of which there
+  // is none.
+  bool may_choose(const Key& key, const Location& at) const {
+    return at.owner != own_key_ && others_.may_know(key);
+  }
+  // Before anything is read: has those of these pages, numbers in ascending order, that others hold too read
+  // from the holders that are chosen. Where they would have been read from otherwise is untried then.
+  void spread(const std::vector<size_t>& pages, const std::vector<Key>& keys,
+              std::vector<Location>* locations, HolderSpread& spread);
   // Whether there is a holder to go on with, if the one at `at` is left now.
   bool has_next(size_t page, const Key& key, const Location& at);
   // The holder to go on with after the one at `at`, of which is known what became of it; none if no other is
-  // worth a try. An untried one that is not slow comes first, a late one last.
+  // worth a try. An untried one comes before those that were late.
   std::optional<Location> next(size_t page, const Key& key, const Location& at, Fate fate);
   // Has the holders that may still have the page remembered as the others of the one at `at`, where it was
   // found.
@@ -60,19 +71,22 @@ class HolderChoice {
     Fate fate = Fate::kUntried;
     uint32_t last_try = 0;
   };
+  static bool is_worth_a_try(const Holder& holder) {
+    return holder.fate == Fate::kUntried || holder.fate == Fate::kLate;
+  }
   struct Page {
     std::vector<Holder> holders;
     uint32_t n_tries = 0;
   };
 
   Page& of(size_t page, const Key& key, const Location& at);
-  // Copies to `others` those that may be read as well as the one at `at`; returns how many there are.
-  size_t readable_others(const Key& key, const Location& at, OtherHolders::Others* others);
+  // Whether another holder may be read as well as the one at `at`, if it is in the view.
+  bool is_readable(const Location& other, const Location& at) const;
 
   OtherHolders& others_;
   Shard& shard_;
   const uint64_t own_key_;
-  const IsSlow is_slow_;
+  const LaterBy later_by_;
   std::unordered_map<size_t, Page> pages_;
   std::vector<std::pair<size_t, Location>> passed_over_;  // by page, in ascending order
 };

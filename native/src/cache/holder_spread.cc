@@ -1,7 +1,11 @@
 #include "cache/holder_spread.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
+
+#include "directory/other_holders.h"
 
 namespace p2pkv {
 namespace {
@@ -15,38 +19,70 @@ uint64_t mix(uint64_t value) {
 
 }  // namespace
 
-const HolderSpread::Holder& HolderSpread::of(const Location& location) {
-  const auto found = std::find_if(known_.begin(), known_.end(), [&](const Holder& holder) {
-    return holder.owner == location.owner && holder.boot == location.boot;
-  });
-  if (found != known_.end()) return *found;
-  const uint64_t bits = mix(mix(draw_) ^ location.owner) >> 11;        // 53 of them
-  const double uniform = (static_cast<double>(bits) + 0.5) * 0x1p-53;  // between 0 and 1, and neither
-  known_.push_back(
-      {location.owner, location.boot, usual_ns_(location.owner, location.boot), -std::log(uniform)});
-  return known_.back();
+size_t HolderSpread::number_of(const Location& location) const {
+  const PeerId peer{location.owner, location.boot};
+  const auto found =
+      std::find_if(known_.begin(), known_.end(), [&](const Holder& holder) { return holder.peer == peer; });
+  return static_cast<size_t>(found - known_.begin());
+}
+
+void HolderSpread::know(const std::vector<Location>& holders, uint64_t nbytes) {
+  std::vector<PeerId> peers;
+  for (const Location& location : holders) {
+    if (number_of(location) < known_.size()) continue;
+    const uint64_t bits = mix(mix(draw_) ^ location.owner) >> 11;        // 53 of them
+    const double uniform = (static_cast<double>(bits) + 0.5) * 0x1p-53;  // between 0 and 1, and neither
+    known_.push_back({.peer = {location.owner, location.boot}, .wait = -std::log(uniform)});
+    peers.push_back(known_.back().peer);
+  }
+  auto standings = look_(peers);
+  for (size_t i = 0; i < known_.size(); ++i) {
+    known_[i].standing = std::move(standings[i]);
+    const Pace* const pace = known_[i].standing.pace.get();
+    if (pace == nullptr) continue;
+    known_[i].usual = pace->usual(nbytes);
+    known_[i].is_slow = pace->is_slow();
+  }
 }
 
 size_t HolderSpread::choose(const Location* holders, size_t n) {
+  std::array<Holder*, kMostHolders> all;
   int64_t fastest_ns = 0;
   for (size_t i = 0; i < n; ++i) {
-    const int64_t ns = of(holders[i]).usual_ns;
+    all[i] = &known_[number_of(holders[i])];
+    const int64_t ns = all[i]->usual.most_ns;
     if (ns > 0 && (fastest_ns == 0 || ns < fastest_ns)) fastest_ns = ns;
   }
-  size_t first = 0;
-  double least = 0;
+  const double alike_ns = kAlike * static_cast<double>(fastest_ns);
+  size_t drawn = n, ready = n;
+  double least = 0, least_ready = 0;
   for (size_t i = 0; i < n; ++i) {
-    const Holder& holder = of(holders[i]);
-    const bool is_slower = holder.usual_ns > kAlike * fastest_ns;
-    const double alike_ns = static_cast<double>(kAlike * fastest_ns);
-    const double weight =
-        is_slower ? std::max(alike_ns / static_cast<double>(holder.usual_ns), kLeastWeight) : 1.0;
-    const double wait = holder.wait / weight;
-    if (i > 0 && wait >= least) continue;
-    least = wait;
-    first = i;
+    if (!all[i]->standing.is_reachable) continue;
+    const auto ns = static_cast<double>(all[i]->usual.least_ns);  // no less than that for certain
+    const double weight = ns > alike_ns ? std::max(alike_ns / ns, kLeastWeight) : 1.0;
+    const double wait = all[i]->wait / weight;
+    if (drawn == n || wait < least) {
+      drawn = i;
+      least = wait;
+    }
+    if (is_ready(*all[i]) && (ready == n || wait < least_ready)) {
+      ready = i;
+      least_ready = wait;
+    }
   }
-  return first;
+  if (ready == n) return 0;
+  Holder& first = *all[drawn];
+  first.is_to_connect = first.is_to_connect || !first.standing.is_connected;
+  has_avoided_slow_ = has_avoided_slow_ || first.is_slow;
+  return ready;
+}
+
+std::vector<PeerId> HolderSpread::to_connect() const {
+  std::vector<PeerId> peers;
+  for (const Holder& holder : known_) {
+    if (holder.is_to_connect) peers.push_back(holder.peer);
+  }
+  return peers;
 }
 
 }  // namespace p2pkv

@@ -39,7 +39,6 @@ class Pace {
     int64_t most_ns;
   };
   Usual usual(uint64_t nbytes) const;
-  int64_t usual_ns(uint64_t nbytes) const { return usual(nbytes).most_ns; }
 
   // The peer was late, so that other holders of its pages are better asked for a while: twice as long each
   // time, until it is in time again.
