@@ -95,6 +95,30 @@ TEST(spread_gives_slower_holders_less_and_never_nothing) {
   CHECK(parts.at(3) > 0.002 && parts.at(3) < 0.04);
 }
 
+TEST(spread_is_told_by_reads_of_other_sizes_what_they_can_tell) {
+  const uint64_t readers = p2pkv::test::seed("spread_sizes");
+  const std::vector<Location> holders = holders_of({1, 2, 3});
+  Standings standings{{1, standing_of(0)}, {2, standing_of(0)}, {3, standing_of(0)}};
+  const auto note = [&](uint64_t owner, uint64_t nbytes, std::chrono::microseconds took) {
+    auto pace = std::make_shared<Pace>();
+    for (int i = 0; i < 8; ++i) pace->note(nbytes, took);
+    standings[owner].pace = pace;
+  };
+  // Each has pages that it alone has: what is read from two of them is of other sizes than what is shared.
+  note(1, 16 * kBytes, std::chrono::microseconds(1000));
+  note(2, kBytes, std::chrono::microseconds(20'000));       // slow for certain
+  note(3, 64 * kBytes, std::chrono::microseconds(20'000));  // maybe as fast as the first
+  std::map<uint64_t, double> parts;
+  for (int fetch = 0; fetch < kFetches; ++fetch) {
+    HolderSpread spread(draw_of(readers, fetch), look_at(standings));
+    spread.know(holders, kBytes);
+    parts[holders[spread.choose(holders.data(), holders.size())].owner] += 1.0 / kFetches;
+  }
+  CHECK(parts[1] > 0.42 && parts[1] < 0.53);  // 1 / (1 + 1 + 1/10)
+  CHECK(parts[2] > 0.02 && parts[2] < 0.08);
+  CHECK(parts[3] > 0.42 && parts[3] < 0.53);
+}
+
 TEST(spread_draws_among_those_that_are_connected) {
   const uint64_t readers = p2pkv::test::seed("spread_connected");
   const std::vector<Location> holders = holders_of({1, 2, 3, 4, 5});
