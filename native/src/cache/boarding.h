@@ -31,9 +31,10 @@ class Flights::Boarding : public std::enable_shared_from_this<Flights::Boarding>
 
   explicit Boarding(PeerConnections& peers) : peers_(peers) {}
 
-  // Has the owner connected to; `take` tells when it is.
-  void begin(const FetchBatch::Owner& owner, const Deadline& deadline, Clock::time_point late_at) {
-    waiting_.push_back({&owner, Clock::now(), late_at});
+  // Has the owner connected to, which was begun then; `take` tells when it is.
+  void begin(const FetchBatch::Owner& owner, const Deadline& deadline, Clock::time_point began,
+             Clock::time_point late_at) {
+    waiting_.push_back({&owner, began, late_at});
     const auto then = [self = shared_from_this(), &owner](PeerConnections::Borrowed borrowed) {
       self->connected(owner, std::move(borrowed));
     };

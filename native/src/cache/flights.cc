@@ -59,8 +59,9 @@ void Flights::set_out(const FetchBatch::Owner& owner, bool is_alone) {
   const bool may_leave = elsewhere_ != nullptr && may_go_elsewhere(owner);
   if (is_alone && !may_leave) return take_off(owner, peers_.borrow(peer, deadline_));
   const auto pace = may_leave ? peers_.pace_of(peer) : nullptr;
-  boarding_->begin(owner, deadline_,
-                   pace ? late_at(owner, pace->late_connecting()) : Clock::time_point::max());
+  const auto now = Clock::now();
+  boarding_->begin(owner, deadline_, now,
+                   pace ? late_at(owner, now, pace->patience_connecting()) : Clock::time_point::max());
 }
 
 void Flights::take_off(const FetchBatch::Owner& owner, PeerConnections::ConnectionPtr connection) {
@@ -72,7 +73,7 @@ void Flights::take_off(const FetchBatch::Owner& owner, PeerConnections::Connecti
   flying_.push_back({&owner, std::move(connection), 0, Clock::now(), nullptr});
   Flight& flight = flying_.back();
   if (elsewhere_ != nullptr) {
-    flight.late_at = late_at(owner, flight.connection->pace->late_after(owner.nbytes));
+    flight.late_at = late_at(owner, flight.began, flight.connection->pace->patience(owner.nbytes));
   }
   read_leg(flight);
 }

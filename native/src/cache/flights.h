@@ -81,7 +81,7 @@ class Flights {
   // flights_late.cc
   bool avoid_slow(const FetchBatch::Owner& owner, const Connection* connection);
   bool may_go_elsewhere(const FetchBatch::Owner& owner);
-  Clock::time_point late_at(const FetchBatch::Owner& owner, Clock::duration late) const;
+  Clock::time_point late_at(const FetchBatch::Owner& owner, Clock::time_point began, Pace::Patience patience);
   // When one of so many parts of the time from then on until the deadline is over.
   Clock::time_point overdue_at(Clock::time_point from, int parts) const;
   Clock::time_point next_boarding_look() const;

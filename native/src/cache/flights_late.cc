@@ -22,13 +22,17 @@ Flights::Clock::time_point Flights::overdue_at(Clock::time_point from, int parts
   return from + std::max(Clock::duration::zero(), deadline_.at() - from) / parts;
 }
 
-// When an owner that is set out to now is late. One whose pages were read in vain before gets more time each
-// time: maybe all of their holders are slow.
-Flights::Clock::time_point Flights::late_at(const FetchBatch::Owner& owner, Clock::duration late) const {
-  const auto now = Clock::now();
-  const auto patient = late * (int64_t{1} << std::min(2 * owner.n_tries, 20u));
-  if (owner.n_tries == 0) return now + patient;
-  return now + std::min<Clock::duration>(patient, std::max(late, overdue_at(now, kPartsOfATry) - now));
+// When an owner that was set out to at `began` is late. One whose pages were read in vain before gets more
+// time each time: maybe all of their holders are slow. But where others have the pages, what is only guessed,
+// or twice what most take, is not waited for if it is a large part of a short call.
+Flights::Clock::time_point Flights::late_at(const FetchBatch::Owner& owner, Clock::time_point began,
+                                            Pace::Patience patience) {
+  const auto patient = patience.late * (int64_t{1} << std::min(2 * owner.n_tries, 20u));
+  const auto least =
+      std::max<Clock::duration>({patience.most, Pace::kFloor, overdue_at(began, kPartsOfATry) - began});
+  if (patient <= least) return began + patient;
+  const bool may_be_left = owner.n_tries > 0 || batch_.has_elsewhere(owner, elsewhere_->choice);
+  return began + (may_be_left ? least : patient);
 }
 
 Flights::Clock::time_point Flights::next_look(const Flight& flight) const {
