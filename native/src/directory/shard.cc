@@ -9,8 +9,6 @@
 namespace p2pkv {
 namespace {
 
-enum EntryState : uint8_t { kEmpty = 0, kLive = 1, kTombstone = 2 };
-
 constexpr size_t kFirstTable = 64;
 // How many keys before its turn a key's lines are asked for: about what a line takes to come, divided by what
 // a key takes.
@@ -50,69 +48,6 @@ uint32_t Shard::now() const {
 std::shared_ptr<const Shard::Owners> Shard::owners() {
   std::lock_guard lock(owners_mutex_);
   return owners_;
-}
-
-void Shard::set_view(const uint64_t* owners, const uint64_t* boots, size_t n) {
-  auto next = std::make_shared<Owners>();
-  for (size_t i = 0; i < n; ++i) next->emplace(owners[i], boots[i]);
-  std::lock_guard lock(owners_mutex_);
-  owners_ = std::move(next);
-}
-
-void Shard::set_rings(std::vector<std::shared_ptr<const RingTable>> rings) {
-  // a node that is in no ring has no place in the view, and is soon told so: nothing follows from it
-  std::erase_if(rings, [](const auto& ring) { return ring->own_index < 0; });
-  auto next = rings.empty() ? nullptr : std::make_shared<const Rings>(std::move(rings));
-  // What was a leftover stays one, even if its key comes back to this shard.
-  if (const Leftovers left = leftovers(now()); left.may_be()) {
-    for (Stripe& stripe : stripes_) erase_leftovers(stripe, left);
-  }
-  std::lock_guard lock(owners_mutex_);
-  rings_ = std::move(next);
-  look_for_leftovers();
-}
-
-std::shared_ptr<const Shard::Rings> Shard::rings() {
-  std::lock_guard lock(owners_mutex_);
-  return rings_;
-}
-
-bool Shard::has_place_in(const Rings& rings, const Key& key) {
-  return std::any_of(rings.begin(), rings.end(), [&](const auto& ring) { return ring->is_own(key); });
-}
-
-Shard::Leftovers Shard::leftovers(uint32_t now) {
-  if (n_unswept_ == 0) return {};
-  std::lock_guard lock(owners_mutex_);
-  if (!is_up_to_date(now)) return {};
-  return {rings_, now};
-}
-
-bool Shard::Leftovers::is_foreign(const Entry& entry) const {
-  return rings_ != nullptr && entry.state == kLive && !has_place_in(*rings_, entry.key);
-}
-
-bool Shard::Leftovers::is_fresh(const Entry& entry) const {
-  return now_ <= entry.stamp || now_ - entry.stamp <= kFreshSeconds;
-}
-
-bool Shard::is_up_to_date(uint32_t now) const {
-  // Confirmed since `now` was taken: 2^32 seconds ago would be as good.
-  const uint32_t unconfirmed = now > confirmed_at_ ? now - confirmed_at_ : 0;
-  return is_confirmed_ && unconfirmed <= kConfirmedSeconds;
-}
-
-void Shard::confirm_view(uint32_t now) {
-  std::lock_guard lock(owners_mutex_);
-  if (!is_confirmed_ || now - confirmed_at_ > kConfirmedSeconds) confirmed_since_ = now;
-  is_confirmed_ = true;
-  confirmed_at_ = now;
-}
-
-bool Shard::knows_everybody(uint32_t now) {
-  std::lock_guard lock(owners_mutex_);
-  const uint32_t confirmed = now > confirmed_since_ ? now - confirmed_since_ : 0;
-  return is_up_to_date(now) && confirmed > kUnknownOwnerSeconds;
 }
 
 void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) {
@@ -390,53 +325,6 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) 
     entry.stamp = now;
     ++stripe.tombstones;
     return;
-  }
-}
-
-void Shard::sweep(uint32_t now) {
-  Stripe& stripe = stripes_[next_sweep_];
-  next_sweep_ = (next_sweep_ + 1) % kStripes;
-  if (const Leftovers left = leftovers(now); left.may_be()) {
-    size_t n_unswept = n_unswept_;
-    if (erase_leftovers(stripe, left)) {
-      look_for_leftovers();  // one round more
-    } else {
-      n_unswept_.compare_exchange_strong(n_unswept, n_unswept - 1);  // unless more have come meanwhile
-    }
-  }
-  const auto alive = owners();
-  const bool drops_unknown = knows_everybody(now);
-  std::lock_guard lock(stripe.mutex);
-  erase_if(stripe, [&](const Entry& entry) {
-    // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
-    const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
-    if (entry.state == kTombstone) return age > kTombstoneSeconds;
-    if (!drops_unknown || age <= kUnknownOwnerSeconds || counts(entry, *alive)) return false;
-    note(entry, PageEvent::kOwnerGone);
-    return true;
-  });
-}
-
-bool Shard::erase_leftovers(Stripe& stripe, const Leftovers& left) {
-  bool will_be_more = false;
-  std::lock_guard lock(stripe.mutex);
-  erase_if(stripe, [&](const Entry& entry) {
-    if (!left.is_foreign(entry)) return false;
-    will_be_more |= left.is_fresh(entry);
-    return !left.is_fresh(entry);
-  });
-  return will_be_more;
-}
-
-template <typename IsGone>
-void Shard::erase_if(Stripe& stripe, IsGone is_gone) {
-  for (size_t slot = 0; slot < stripe.table.size();) {
-    // An erased slot may now hold the next entry of its probe path: it is looked at again.
-    if (stripe.table[slot].state != kEmpty && is_gone(stripe.table[slot])) {
-      erase(stripe, slot);
-    } else {
-      ++slot;
-    }
   }
 }
 

@@ -123,12 +123,14 @@ class Shard {
   // ago.
   static constexpr int kMaxOwners = 8;
 
+  enum EntryState : uint8_t { kEmpty = 0, kLive = 1, kTombstone = 2 };
+
   struct Entry {
     Key key;
     uint64_t sequence;
     Location location;
     uint32_t stamp;
-    uint8_t state;  // EntryState
+    uint8_t state;  // of EntryState
     uint8_t padding[3];
   };
   static_assert(sizeof(Entry) == 96);
