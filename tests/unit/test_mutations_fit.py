@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,6 @@ def test_a_planted_bug_fits_and_has_a_hunter(bug, tmp_path):
         assert (ROOT / arguments[0].partition("::")[0]).exists()
 
 
-def test_the_documentation_lists_every_planted_bug():
-    text = (ROOT / "docs/testing.md").read_text()
-    assert [bug.name for bug in planted() if f"| `{bug.name}` |" not in text] == []
+def test_the_documentation_lists_the_planted_bugs_that_there_are():
+    listed = re.findall(r"^\| `(\w+)` \|.*\| [0-9,]+ s \|$", (ROOT / "docs/testing.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(bug.name for bug in planted())
