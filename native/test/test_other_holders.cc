@@ -49,6 +49,9 @@ TEST(other_holders_of_pages_that_have_none_take_no_room) {
   for (uint64_t name = 4; name < 400; ++name) known.put(key_of(name), nullptr, 0);
   OtherHolders::Others found;
   for (uint64_t name = 0; name < 4; ++name) CHECK_EQ(known.get(key_of(name), &found), 1u);
+  known.put(key_of(2), nullptr, 0);
+  known.put(key_of(400), others.data(), 1);  // takes that place
+  for (const uint64_t name : {0, 1, 3, 400}) CHECK_EQ(known.get(key_of(name), &found), 1u);
 }
 
 TEST(other_holders_of_many_pages_are_told_page_after_page) {

@@ -25,7 +25,7 @@ void OtherHolders::put(const Key& key, const Location* others, size_t n) {
         std::min_element(set, set + kWays, [](const Entry& a, const Entry& b) { return a.stamp < b.stamp; });
   }
   entry->key = key;
-  entry->stamp = ++last_stamp_;
+  entry->stamp = n > 0 ? ++last_stamp_ : 0;  // one that knows nobody is empty
   entry->n = std::min(n, entry->others.size());
   std::copy(others, others + entry->n, entry->others.begin());
   const auto at = static_cast<size_t>(entry - &entries_[0]);
