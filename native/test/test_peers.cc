@@ -203,6 +203,26 @@ TEST(peers_are_connected_to_ahead_once_in_a_while) {
   CHECK(peers.connections->standings({FakePeers::peer(77)}).front().pace == nullptr);
 }
 
+TEST(peers_that_cannot_be_connected_to_ahead_are_read_over_what_is_connected) {
+  std::atomic<bool> is_up{true};
+  FakePeers peers(
+      [&](PeerId, size_t, const Deadline&) -> std::shared_ptr<FakeEndpoint> {
+        return is_up ? std::make_shared<FakeEndpoint>(Status::kOk) : nullptr;
+      },
+      {.retry_first = 0});
+  peers.connections->change({{FakePeers::peer(1), true, {0}}}, {});
+  const auto lent = peers.borrow(1);
+  CHECK(lent != nullptr);
+  is_up = false;
+  CHECK(eventually([&] {
+    peers.connections->connect_ahead(FakePeers::peer(1));
+    return peers.n_opened > 2;  // the first try has failed by then
+  }));
+  peers.connections->give_back(lent);
+  CHECK_EQ(peers.n_fallbacks.load(), 0);
+  CHECK(peers.borrow(1) == lent);
+}
+
 TEST(peers_exceptions_of_connecting_reach_who_waits_for_it) {
   FakePeers peers([](PeerId, size_t, const Deadline&) -> std::shared_ptr<FakeEndpoint> {
     throw std::runtime_error("thrown on purpose");

@@ -59,13 +59,21 @@ void PeerConnections::connect_between_calls(PeerId id, size_t way) {
   if (!is_started) end(false);
 }
 
+bool PeerConnections::has_other_way(PeerId id) {
+  const std::lock_guard lock(mutex_);
+  const Peer* const peer = find(id);
+  return peer != nullptr && peer->member.ways.size() > 1;
+}
+
 bool PeerConnections::is_proven(PeerId id, size_t way, const Deadline& deadline) {
   const auto scratch = hooks_.scratch(way);
   if (!scratch) return false;
   const ConnectionPtr connection = open(id, way, deadline);
   if (!connection) {
-    // As within a call: another way may lead there.
-    if (!deadline.passed() && !is_closed()) fall_back(id, way, 0, FallBack::kHandshakeFailed, false);
+    // As within a call. But the only way is not closed to the connections that are there already.
+    if (!deadline.passed() && !is_closed() && has_other_way(id)) {
+      fall_back(id, way, 0, FallBack::kHandshakeFailed, false);
+    }
     return false;
   }
   std::shared_ptr<Transfer> transfer;

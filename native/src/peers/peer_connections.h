@@ -241,6 +241,7 @@ class PeerConnections {
 
   // between_calls.cc
   void connect_between_calls(PeerId id, size_t way);
+  bool has_other_way(PeerId id);
   bool is_proven(PeerId id, size_t way, const Deadline& deadline);
   // Runs `body` on a thread that `close` joins; false if there is none to be had.
   bool start(std::function<void()> body);
