@@ -158,6 +158,18 @@ TEST(spread_draws_among_those_that_are_connected) {
   CHECK(spread.to_connect().empty());
 }
 
+TEST(spread_connects_to_a_few_at_a_time_and_knows_those_that_are_told_later) {
+  Standings standings{{100, standing_of(0)}};
+  for (uint64_t owner = 1; owner <= 40; ++owner) standings[owner] = standing_of(0, false);
+  HolderSpread spread(p2pkv::test::seed("spread_few"), look_at(standings));
+  for (uint64_t owner = 1; owner <= 40; ++owner) {
+    const std::vector<Location> page = holders_of({100, owner});
+    spread.know(page, kBytes);
+    CHECK_EQ(page[spread.choose(page.data(), page.size())].owner, 100u);
+  }
+  CHECK(!spread.to_connect().empty() && spread.to_connect().size() <= 4);
+}
+
 TEST(spread_reads_pages_that_the_same_nodes_hold_from_one_of_them) {
   std::mt19937_64 random(p2pkv::test::seed("spread_batch"));
   Standings standings;
@@ -259,13 +271,16 @@ TEST(spread_pages_that_nobody_else_has_are_read_where_they_are) {
   CHECK_EQ(pages_read(world)[2], n_of_second);
 }
 
-TEST(spread_leaves_what_is_said_to_be_here_to_be_taken_for_stale) {
+TEST(spread_leaves_what_is_said_to_be_here_or_proves_nothing_to_be_taken_for_stale) {
   World world;
   HolderChoice choice(world.others, world.shard, p2pkv::test::kOwn, [](uint64_t, uint64_t) { return 0u; });
   const auto key = p2pkv::test::key_of(0);
   world.others.put(key, holders_of({2}).data(), 1);
   CHECK(choice.may_choose(key, World::at(1)));
   CHECK(!choice.may_choose(key, World::at(p2pkv::test::kOwn)));
+  Location unproven = World::at(1);
+  unproven.word_offset = p2pkv::kNoWord;
+  CHECK(!choice.may_choose(key, unproven));
 }
 
 }  // namespace

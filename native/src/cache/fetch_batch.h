@@ -125,6 +125,8 @@ class FetchBatch {
   void spread(HolderChoice& choice, HolderSpread& spread);
   // Whether a page of this group that is no hit may be had from another holder.
   bool has_elsewhere(const Owner& owner, HolderChoice& choice) const;
+  // Whether one of these may be had from a holder that was not tried yet.
+  bool has_untried(const Owner& owner, HolderChoice& choice) const;
   // Has the pages of a settled group that were missed read from their next holders, if there are any.
   // `fate`: what is known of their holder by that, if it has not said that it has a page no more. Appends the
   // groups that are to be read now; they stay for as long as the batch.

@@ -22,6 +22,12 @@ bool FetchBatch::has_elsewhere(const Owner& owner, HolderChoice& choice) const {
   });
 }
 
+bool FetchBatch::has_untried(const Owner& owner, HolderChoice& choice) const {
+  return std::any_of(owner.pages.begin(), owner.pages.end(), [&](size_t page) {
+    return hits_[page] == 0 && choice.has_untried(page, keys_[page], locations_[page]);
+  });
+}
+
 void FetchBatch::reroute(const Owner& owner, HolderChoice::Fate fate, HolderChoice& choice,
                          std::vector<const Owner*>* rerouted) {
   const size_t first = rerouted->size();

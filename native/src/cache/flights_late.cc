@@ -23,16 +23,17 @@ Flights::Clock::time_point Flights::overdue_at(Clock::time_point from, int parts
 }
 
 // When an owner that was set out to at `began` is late. One whose pages were read in vain before gets more
-// time each time: maybe all of their holders are slow. But where others have the pages, what is only guessed,
-// or twice what most take, is not waited for if it is a large part of a short call.
+// time each time: maybe all of their holders are slow. But where a holder of the pages was not tried yet,
+// what is only guessed, or twice what most take, is not waited for if it is a large part of a short call.
 Flights::Clock::time_point Flights::late_at(const FetchBatch::Owner& owner, Clock::time_point began,
                                             Pace::Patience patience) {
   const auto patient = patience.late * (int64_t{1} << std::min(2 * owner.n_tries, 20u));
-  const auto least =
-      std::max<Clock::duration>({patience.most, Pace::kFloor, overdue_at(began, kPartsOfATry) - began});
+  const auto turn = overdue_at(began, kPartsOfATry) - began;
+  const auto least = std::max<Clock::duration>({patience.most, Pace::kFloor, turn});
   if (patient <= least) return began + patient;
-  const bool may_be_left = owner.n_tries > 0 || batch_.has_elsewhere(owner, elsewhere_->choice);
-  return began + (may_be_left ? least : patient);
+  if (batch_.has_untried(owner, elsewhere_->choice)) return began + least;
+  if (owner.n_tries == 0) return began + patient;
+  return began + std::min<Clock::duration>(patient, std::max(patience.late, turn));
 }
 
 Flights::Clock::time_point Flights::next_look(const Flight& flight) const {

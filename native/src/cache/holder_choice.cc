@@ -18,9 +18,7 @@ HolderChoice::Page& HolderChoice::of(size_t page, const Key& key, const Location
   Page& found = known->second;
   if (!is_new) return found;
   found.holders.push_back({at});
-  const auto passed = std::lower_bound(passed_over_.begin(), passed_over_.end(), page,
-                                       [](const auto& known, size_t wanted) { return known.first < wanted; });
-  if (passed != passed_over_.end() && passed->first == page) found.holders.push_back({passed->second});
+  if (const Location* const passed = passed_over(page)) found.holders.push_back({*passed});
   OtherHolders::Others others;
   std::array<uint8_t, kMostHolders - 1> present;
   present.fill(1);
@@ -33,6 +31,12 @@ HolderChoice::Page& HolderChoice::of(size_t page, const Key& key, const Location
     if (present[i] != 0 && !is_known && is_readable(others[i], at)) found.holders.push_back({others[i]});
   }
   return found;
+}
+
+const Location* HolderChoice::passed_over(size_t page) const {
+  const auto found = std::lower_bound(passed_over_.begin(), passed_over_.end(), page,
+                                      [](const auto& known, size_t wanted) { return known.first < wanted; });
+  return found != passed_over_.end() && found->first == page ? &found->second : nullptr;
 }
 
 bool HolderChoice::is_readable(const Location& other, const Location& at) const {
@@ -90,6 +94,15 @@ bool HolderChoice::has_next(size_t page, const Key& key, const Location& at) {
   if (known.n_tries >= kMostTries) return false;
   return std::any_of(known.holders.begin(), known.holders.end(), [&](const Holder& holder) {
     return is_worth_a_try(holder) && !is_same(holder.location, at);
+  });
+}
+
+bool HolderChoice::has_untried(size_t page, const Key& key, const Location& at) {
+  if (!pages_.contains(page) && passed_over(page) == nullptr && !others_.may_know(key)) return false;
+  const Page& known = of(page, key, at);
+  if (known.n_tries >= kMostTries) return false;
+  return std::any_of(known.holders.begin(), known.holders.end(), [&](const Holder& holder) {
+    return holder.fate == Fate::kUntried && !is_same(holder.location, at);
   });
 }
 

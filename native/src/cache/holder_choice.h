@@ -17,6 +17,7 @@
 #include "directory/other_holders.h"
 #include "directory/shard.h"
 #include "page/location.h"
+#include "page/packed_location.h"
 #include "peers/peer_connections.h"
 
 namespace p2pkv {
@@ -43,9 +44,9 @@ class HolderChoice {
   static uint32_t later_by(const PeerConnections::Standing& standing);
 
   // Whether `spread` may choose another holder of a page than the one at `at`; true for some of which there
-  // is none.
+  // is none. A location that proves nothing stays where it is seen that it does not.
   bool may_choose(const Key& key, const Location& at) const {
-    return at.owner != own_key_ && others_.may_know(key);
+    return at.owner != own_key_ && can_prove(at) && others_.may_know(key);
   }
   // Before anything is read: has those of these pages, numbers in ascending order, that others hold too read
   // from the holders that are chosen. Where they would have been read from otherwise is untried then.
@@ -53,6 +54,8 @@ class HolderChoice {
               std::vector<Location>* locations, HolderSpread& spread);
   // Whether there is a holder to go on with, if the one at `at` is left now.
   bool has_next(size_t page, const Key& key, const Location& at);
+  // The same, if it was not tried yet. Costs pages that nobody else has no lock.
+  bool has_untried(size_t page, const Key& key, const Location& at);
   // The holder to go on with after the one at `at`, of which is known what became of it; none if no other is
   // worth a try. An untried one comes before those that were late.
   std::optional<Location> next(size_t page, const Key& key, const Location& at, Fate fate);
@@ -79,6 +82,8 @@ class HolderChoice {
     uint32_t n_tries = 0;
   };
 
+  // Where a page would have been read from, if another holder was chosen; null if not.
+  const Location* passed_over(size_t page) const;
   Page& of(size_t page, const Key& key, const Location& at);
   // Whether another holder may be read as well as the one at `at`, if it is in the view.
   bool is_readable(const Location& other, const Location& at) const;

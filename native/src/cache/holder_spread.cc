@@ -27,6 +27,7 @@ size_t HolderSpread::number_of(const Location& location) const {
 }
 
 void HolderSpread::know(const std::vector<Location>& holders, uint64_t nbytes) {
+  const size_t n_known = known_.size();
   std::vector<PeerId> peers;
   for (const Location& location : holders) {
     if (number_of(location) < known_.size()) continue;
@@ -36,8 +37,8 @@ void HolderSpread::know(const std::vector<Location>& holders, uint64_t nbytes) {
     peers.push_back(known_.back().peer);
   }
   auto standings = look_(peers);
-  for (size_t i = 0; i < known_.size(); ++i) {
-    known_[i].standing = std::move(standings[i]);
+  for (size_t i = n_known; i < known_.size(); ++i) {
+    known_[i].standing = std::move(standings[i - n_known]);
     const Pace* const pace = known_[i].standing.pace.get();
     if (pace == nullptr) continue;
     known_[i].usual = pace->usual(nbytes);
@@ -73,14 +74,14 @@ size_t HolderSpread::choose(const Location* holders, size_t n) {
   if (ready == n) return 0;
   Holder& first = *all[drawn];
   first.is_to_connect = first.is_to_connect || !first.standing.is_connected;
-  has_avoided_slow_ = has_avoided_slow_ || first.is_slow;
+  has_avoided_slow_ = has_avoided_slow_ || (first.is_slow && ready > 0);
   return ready;
 }
 
 std::vector<PeerId> HolderSpread::to_connect() const {
   std::vector<PeerId> peers;
   for (const Holder& holder : known_) {
-    if (holder.is_to_connect) peers.push_back(holder.peer);
+    if (holder.is_to_connect && peers.size() < kMostToConnect) peers.push_back(holder.peer);
   }
   return peers;
 }

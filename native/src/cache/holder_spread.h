@@ -32,10 +32,10 @@ class HolderSpread {
   // Returns the number of the one to read from, of those of one page: the first one if none is connected, or
   // all that are were late a moment ago.
   size_t choose(const Location* holders, size_t n);
-  // Returns those that were drawn and are not connected, where others were: a reader that fetches so rarely
-  // that its connections are closed meanwhile connects to nobody for later.
+  // Returns those that were drawn and are not connected, where others were, some at a time: a reader that
+  // fetches so rarely that its connections are closed meanwhile connects to nobody for later.
   std::vector<PeerId> to_connect() const;
-  // Whether one was drawn that was late a moment ago, and another one chosen.
+  // Whether one was drawn that was late a moment ago, and another one chosen, not the first one.
   bool has_avoided_slow() const { return has_avoided_slow_; }
 
  private:
@@ -43,6 +43,9 @@ class HolderSpread {
   static constexpr double kAlike = 2;
   // Who takes many times as long is read now and then all the same: else nobody would see it get faster.
   static constexpr double kLeastWeight = 1.0 / 64;
+
+  // Each connection is opened by a thread of its own; the next fetch begins more.
+  static constexpr size_t kMostToConnect = 4;
 
   struct Holder {
     PeerId peer;
