@@ -107,12 +107,12 @@ TEST(late_holders_that_all_take_long_bring_their_pages_in_time) {
     World world;
     world.locate({{1}, {2}});
     world.read(20);
-    for (const uint64_t node : {1, 2}) world.behave(node, {Status::kOk, std::chrono::milliseconds(12)});
+    for (const uint64_t node : {1, 2}) world.behave(node, {Status::kOk, std::chrono::milliseconds(15)});
     world.locate({{1, 2}});
     world.read(0.04);
     n_found += world.is_hit(0) ? 1 : 0;
   }
-  CHECK(n_found > 5);  // of 20: on a busy machine some such calls are over before they begin
+  CHECK(n_found > 10);  // of 20: on a busy machine some such calls are over before they begin
 }
 
 TEST(late_holders_that_cannot_be_reached_for_a_moment_stay_known) {
