@@ -35,9 +35,13 @@ _LONGEST = 1 << 20
 class Nursery:
     """One process that forks, for the threads of the process that made it."""
 
-    def __init__(self, program: str) -> None:
-        """Start it, for ``program``: a module's name or a file's path, whose ``main()`` is what its processes run."""
+    def __init__(self, program: str, path: Sequence[str] = ()) -> None:
+        """Start it, for ``program``: a module's name or a file's path, whose ``main()`` is what its processes run.
+
+        ``path`` are folders with modules that it needs besides those of PYTHONPATH.
+        """
         self._program = program
+        searched = [*path, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._lock = threading.Lock()
         """It has one request and its answer on the way at a time."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -46,7 +50,9 @@ class Nursery:
                 [sys.executable, __file__, program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # else numpy would start threads
+                env=os.environ
+                | {"OPENBLAS_NUM_THREADS": "1"}  # else numpy would start threads
+                | ({"PYTHONPATH": os.pathsep.join(searched)} if searched else {}),
             )
 
     def popen(
@@ -69,21 +75,25 @@ class Nursery:
         if arguments[0] == "-m":
             del arguments[0]
         assert (command[0], arguments[0]) == (sys.executable, self._program), f"this nursery has no {command}"
-        assert (stdin, stdout, stderr) == (subprocess.PIPE, subprocess.PIPE, None)
+        assert (stdin, stdout) == (subprocess.PIPE, subprocess.PIPE)
+        assert stderr in (subprocess.PIPE, None)
         assert cwd is None
         assert not start_new_session
         their_stdin, my_stdin = os.pipe()
         my_stdout, their_stdout = os.pipe()
+        my_stderr, their_stderr = os.pipe() if stderr is not None else (None, 2)
+        mine = [my_stdin, my_stdout, *([my_stderr] if my_stderr is not None else [])]
+        theirs = [their_stdin, their_stdout, their_stderr]
         try:
-            pid = self._fork({"arguments": arguments, "environ": dict(env)}, [their_stdin, their_stdout, 2])
+            pid = self._fork({"arguments": arguments, "environ": dict(env)}, theirs)
         except OSError as error:
-            os.close(my_stdin)
-            os.close(my_stdout)
+            for number in mine:
+                os.close(number)
             raise RuntimeError(f"the nursery of {self._program} has ended") from error
         finally:
-            os.close(their_stdin)
-            os.close(their_stdout)
-        return Forked(command, pid, open(my_stdin, "wb"), open(my_stdout, "rb"))
+            for number in theirs[: len(mine)]:
+                os.close(number)
+        return Forked(command, pid, *mine)
 
     def _fork(self, request: object, streams: list[int]) -> int:
         with self._lock, _adopting():
@@ -102,13 +112,15 @@ class Nursery:
 class Forked:
     """Stands for a process that was forked, as :class:`subprocess.Popen` does for one that it started."""
 
-    stderr: IO[bytes] | None = None
-
-    def __init__(self, command: Sequence[str], pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    def __init__(
+        self, command: Sequence[str], pid: int, stdin: int, stdout: int, stderr: int | None = None
+    ) -> None:
+        """Take over the numbers of this side's ends of its streams."""
         self.args = command
         self.pid = pid
-        self.stdin: IO[bytes] | None = stdin
-        self.stdout: IO[bytes] | None = stdout
+        self.stdin: IO[bytes] | None = os.fdopen(stdin, "wb")
+        self.stdout: IO[bytes] | None = os.fdopen(stdout, "rb")
+        self.stderr: IO[bytes] | None = None if stderr is None else os.fdopen(stderr, "rb")
         self.returncode: int | None = None
         self._lock = threading.Lock()
         """It guards the end: a process that was waited for is not waited for, nor signalled, again."""
@@ -145,9 +157,9 @@ class Forked:
 
 
 @functools.cache
-def nursery(program: str) -> Nursery:
+def nursery(program: str, path: tuple[str, ...] = ()) -> Nursery:
     """Return this process's nursery of ``program``, which ends with this process."""
-    made = Nursery(program)
+    made = Nursery(program, path)
     atexit.register(made.close)
     return made
 

@@ -19,11 +19,14 @@ from rich.table import Table
 
 from hunts.found import hunts
 from hunts.frame import Hunt
+from p2pkv.testing.nursery import nursery
 
 _PROGRESS_S = 10.0
 _TOLD = 8000
 """Characters of the end of what a process said are told."""
 _TESTS = Path(__file__).resolve().parents[1]
+_PATH = str(_TESTS), str(_TESTS / "support")
+_WORKER = "hunts.worker"
 
 
 @dataclass
@@ -40,38 +43,34 @@ class Run:
 
     def to_the_end(self) -> None:
         """Start the process and follow it until it ends; a silent one is ended after the hunt's patience."""
-        command = [
-            sys.executable,
-            "-m",
-            "hunts.worker",
-            self.hunt.name,
-            str(self.first_seed),
-            str(self.seconds),
-        ]
-        path = os.pathsep.join(
-            [str(_TESTS), str(_TESTS / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        with subprocess.Popen(
+        command = [sys.executable, "-m", _WORKER, self.hunt.name, str(self.first_seed), str(self.seconds)]
+        path = os.pathsep.join([*_PATH, *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = nursery(_WORKER, _PATH).popen(
             command + ["--replay"] * self.replay,
-            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            # Where the interpreter itself is stuck, the process's own alarm does not ring.
-            alarm = threading.Timer(self.seconds + 2 * self.hunt.patience, process.kill)
-            alarm.start()
-            said: list[str] = []
-            reader = threading.Thread(target=lambda: said.append(process.stderr.read()))  # type: ignore[union-attr]
+            cwd=None,
+            env=os.environ | {"PYTHONPATH": path},
+            start_new_session=False,
+        )
+        # Where the interpreter itself is stuck, the process's own alarm does not ring.
+        alarm = threading.Timer(self.seconds + 2 * self.hunt.patience, process.kill)
+        alarm.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdin, process.stdout, process.stderr as errors:
+            said: list[bytes] = []
+            reader = threading.Thread(target=lambda: said.append(errors.read()))
             reader.start()
-            assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith("{"):
+                if line.startswith(b"{"):
                     self.last = json.loads(line)
             self.code = process.wait()
             alarm.cancel()
             reader.join()
-            self.errors = said[0]
+        self.errors = said[0].decode(errors="replace")
 
     @property
     def is_broken(self) -> bool:
@@ -135,6 +134,7 @@ def _run_all(runs: list[Run], jobs: int, console: Console) -> None:
                 return
             run.to_the_end()
 
+    nursery(_WORKER, _PATH)  # here, where no two threads make it at once
     threads = [threading.Thread(target=work, name=f"hunts-{i}") for i in range(jobs)]
     for thread in threads:
         thread.start()

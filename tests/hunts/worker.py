@@ -1,6 +1,7 @@
 """A process that runs one hunt, schedule by schedule, and says as JSON lines how far it has come.
 
-Apart from the one that reports, so that a crash or a hang is a finding with a seed, and not the end of the run.
+It is apart from the one that reports, so that a crash or a hang is a finding with a seed, and not the end of the run.
+A nursery forks it, which has imported all hunts: that would take each of them two seconds of a processor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BROKEN = 3
 """The exit code after a broken promise."""
 
 
-def main(name: str, first_seed: int, seconds: float, *, replay: bool) -> int:
+def hunt_for(name: str, first_seed: int, seconds: float, *, replay: bool) -> int:
     """Run schedules from ``first_seed`` on for ``seconds``, the first one whatever it takes; ``replay`` repeats one."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -66,5 +67,10 @@ def main(name: str, first_seed: int, seconds: float, *, replay: bool) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), replay="--replay" in sys.argv[4:]))
+def main() -> None:
+    """Run what the command line says: a hunt's name, its first seed, the seconds, and perhaps ``--replay``."""
+    name, first_seed, seconds, *more = sys.argv[1:]
+    sys.exit(hunt_for(name, int(first_seed), float(seconds), replay="--replay" in more))
+
+
+hunts()  # here, since this module is imported before the process is forked

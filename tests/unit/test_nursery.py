@@ -24,6 +24,7 @@ class Worker:
     def variable(self, name): return os.environ.get(name)
     def arguments(self): return sys.argv
     def end(self, status): sys.exit(status)
+    def shout(self): print("so it is", file=sys.stderr); sys.exit(3)
 
 def main(): obey(Worker())
 """
@@ -71,6 +72,23 @@ def test_how_a_child_ended_is_known(nursery: Nursery, program: Path) -> None:
         child.kill()
         with pytest.raises(ChildEndedError, match=f"exit status -{signal.SIGKILL:d}"):
             child.answer(60.0)
+
+
+def test_what_a_child_says_before_its_end_is_kept(nursery: Nursery, program: Path) -> None:
+    words = [sys.executable, str(program)]
+    with ChildProcess(words, name="child", keeps_errors=True, popen=nursery.popen) as child:
+        child.send("shout")
+        with pytest.raises(ChildEndedError, match=r"(?s)exit status 3.*so it is"):
+            child.answer(60.0)
+
+
+def test_its_program_is_found_on_the_path_that_is_given(program: Path) -> None:
+    nursery = Nursery("program", [str(program.parent)])
+    words = [sys.executable, "-m", "program"]
+    with ChildProcess(words, name="child", popen=nursery.popen) as child:
+        child.send("parent")
+        assert child.answer(60.0) == os.getpid()
+    nursery.close()
 
 
 def test_its_children_outlive_it_and_end_with_their_stdin(nursery: Nursery, program: Path) -> None:
