@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +119,14 @@ def wait_recovered(store: DiskStore, timeout: float = 60.0) -> None:
     eventually(lambda: store.is_recovered, timeout)
 
 
-def occupied(path: Path) -> int:
+def occupied(path: Path | str) -> int:
     """Bytes that the folder occupies on the disk, folders and all."""
-    total = 0
-    for entry in [path, *path.rglob("*")]:
-        try:
-            total += entry.lstat().st_blocks * 512
-        except FileNotFoundError:  # deleted meanwhile
-            continue
+    total = os.lstat(path).st_blocks * 512
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    total += occupied(entry.path)
+                else:
+                    total += os.lstat(entry.path).st_blocks * 512
     return total

@@ -178,6 +178,12 @@ class Server:
         self.scheduler = SchedulerSide(self.ranks[0].instance)
         self.scheduler.connect([rank.side.describe() for rank in self.ranks])
 
+    def end(self) -> None:
+        """End the ranks' threads, and leave their nodes to others."""
+        for rank in self.ranks:
+            for part in (rank.side._leaving, rank.side._publishing, rank.side._loads):
+                part.close()
+
     def tables(self, n_tokens: int, random: np.random.Generator) -> list[list[int]]:
         """Draw blocks for a prompt, by group."""
         n = -(-n_tokens // self.shape.block)

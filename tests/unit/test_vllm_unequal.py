@@ -28,7 +28,7 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[Node]]:
+def all_nodes() -> Iterator[list[Node]]:
     """Eight for prefill, eight for decode, which all servers here share."""
     join = f"127.0.0.1:{free_port()}"
     started = [Node.start(Config(node_id=f"n{i}", join=[join], pool_size=0)) for i in range(16)]
@@ -38,6 +38,23 @@ def nodes() -> Iterator[list[Node]]:
         list(pool.map(lambda node: node.close(), started))
 
 
+_servers: list[Server] = []
+"""Those of the test that runs: what all tests left open were two thousand threads, which cost each test time."""
+
+
+@pytest.fixture
+def nodes(all_nodes: list[Node]) -> Iterator[list[Node]]:
+    yield all_nodes
+    while _servers:
+        _servers.pop().end()
+
+
+def serve(*arguments: Any, **settings: Any) -> Server:
+    """Start a server, which ends with the test."""
+    _servers.append(Server(*arguments, **settings))
+    return _servers[-1]
+
+
 class Pair:
     """A prefill and a decode server."""
 
@@ -45,8 +62,8 @@ class Pair:
         self, nodes: Sequence[Node], from_shape: Shape, to_shape: Shape, model: Model, lease: float = 30.0
     ) -> None:
         self.model = model
-        self.prefill = Server(nodes[:8], "kv_producer", from_shape, model, lease)
-        self.decode = Server(nodes[8:], "kv_consumer", to_shape, model, lease)
+        self.prefill = serve(nodes[:8], "kv_producer", from_shape, model, lease)
+        self.decode = serve(nodes[8:], "kv_consumer", to_shape, model, lease)
 
     def hand_over(self, n_tokens: int, n_local: int = 0) -> list[bool]:
         """Hand a prompt over; return which decode ranks have it. Prefill must have its blocks back."""
@@ -187,9 +204,9 @@ def test_who_wants_something_else_never_takes_what_another_one_wants(
 ) -> None:
     """Two instances of other stages ask for one hand-off; ranks of one number hold other layers in each."""
     model, random = Model(8), np.random.default_rng(1)
-    prefill = Server(nodes[:8], "kv_producer", Shape(2), model)
-    whole = Server(nodes[8:9], "kv_consumer", Shape(1), model)
-    stages = Server(nodes[9:11], "kv_consumer", Shape(1, (1, 2)), model, deadline=3.0)
+    prefill = serve(nodes[:8], "kv_producer", Shape(2), model)
+    whole = serve(nodes[8:9], "kv_consumer", Shape(1), model)
+    stages = serve(nodes[9:11], "kv_consumer", Shape(1, (1, 2)), model, deadline=3.0)
     kv = model.kv(3, 13, 1)
     here = stages.tables(13, random)
     given = prefill.leave("a request", kv, prefill.tables(13, random))
@@ -211,24 +228,24 @@ def test_who_wants_something_else_never_takes_what_another_one_wants(
 def test_a_hand_off_that_somebody_else_has_is_refused_at_once(nodes: list[Node], first: Shape) -> None:
     """The load's deadline is 30 s."""
     model, random = Model(8), np.random.default_rng(1)
-    prefill = Server(nodes[:1], "kv_producer", Shape(1), model)
+    prefill = serve(nodes[:1], "kv_producer", Shape(1), model)
     kv = model.kv(3, 13, 1)
     given = prefill.leave("a request", kv, prefill.tables(13, random))
-    takes = Server(nodes[1:5], "kv_consumer", first, model)
+    takes = serve(nodes[1:5], "kv_consumer", first, model)
     assert _ended(takes, given, takes.tables(13, random)) == [True] * first.n_ranks
     eventually(lambda: bool(prefill.released(set())), SETTLE_S)
     for shape in (Shape(1), Shape(4), Shape(1, (1, 2))):
-        late = Server(nodes[5:10], "kv_consumer", shape, model)
+        late = serve(nodes[5:10], "kv_consumer", shape, model)
         with returns_within(2.0):
             assert _ended(late, given, late.tables(13, random)) == [False] * shape.n_ranks
 
 
 def test_who_can_not_have_a_part_hears_so_while_another_takes_his(nodes: list[Node]) -> None:
     model, random = Model(8), np.random.default_rng(1)
-    prefill = Server(nodes[:1], "kv_producer", Shape(1), model)
+    prefill = serve(nodes[:1], "kv_producer", Shape(1), model)
     kv = model.kv(3, 13, 1)
     given = prefill.leave("a request", kv, prefill.tables(13, random))
-    slow, late = (Server(nodes[i : i + 4], "kv_consumer", Shape(n), model) for i, n in ((1, 2), (5, 4)))
+    slow, late = (serve(nodes[i : i + 4], "kv_consumer", Shape(n), model) for i, n in ((1, 2), (5, 4)))
     here, ranks = slow.tables(13, random), slow.ranks
     slow.ranks = ranks[:1]
     assert _ended(slow, given, here) == [True]
