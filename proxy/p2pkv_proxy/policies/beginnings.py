@@ -10,28 +10,31 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
 MOST_BLOCKS = 200_000
-"""About 70 MiB, or 6 million tokens of text; the ones longest unused are forgotten."""
+"""About 30 MiB, or 6 million tokens of text; the ones longest unused are forgotten."""
 _NOBODY: frozenset[str] = frozenset()
 
 
 class Beginnings:
-    """A memory of what was sent where, of bounded size."""
+    """A memory of what was sent where, of bounded size.
+
+    A long prompt has thousands of blocks, and few places where it parts from others: blocks that one prompt brought
+    share one set of their instances, so that most of them need no look at that.
+    """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        self._sent: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._sent: OrderedDict[bytes, frozenset[str]] = OrderedDict()
         self._most_blocks = most_blocks
 
     def lengths(self, blocks: Sequence[bytes], among: Collection[str]) -> dict[str, int]:
         """Return how many of ``blocks`` each of ``among`` was sent, of those that were sent some."""
         found: dict[str, int] = {}
         left = set(among)
-        for depth, block in enumerate(blocks):
-            holders = self._sent.get(block, _NOBODY)
-            if (
-                left <= holders
-            ):  # nearly always: a long prompt has thousands of blocks, and few places where it parts
+        before: frozenset[str] | None = None
+        for depth, holders in enumerate(map(self._sent.get, blocks)):
+            if holders is before and depth:
                 continue
-            here = left & holders
+            before = holders
+            here = left & (holders or _NOBODY)
             if depth:
                 found.update(dict.fromkeys(left - here, depth))
             left = here
@@ -42,18 +45,26 @@ class Beginnings:
 
     def remember(self, blocks: Sequence[bytes], instance_id: str) -> None:
         """Note that an instance was sent these."""
-        for block in blocks:
-            if (holders := self._sent.get(block)) is None:
-                self._sent[block] = {instance_id}
-            else:
-                holders.add(instance_id)
-                self._sent.move_to_end(block)
-        while len(self._sent) > self._most_blocks:
-            self._sent.popitem(last=False)
+        sent = self._sent
+        before: frozenset[str] | None = None
+        holders = alone = frozenset((instance_id,))
+        for block, known in zip(blocks, list(map(sent.get, blocks)), strict=True):
+            if known is None:
+                sent[block] = alone
+                continue
+            sent.move_to_end(block)
+            if known is not before:
+                before = known
+                holders = known if instance_id in known else known | alone
+            if holders is not known:
+                sent[block] = holders
+        while len(sent) > self._most_blocks:
+            sent.popitem(last=False)
 
     def forget(self, instance_id: str) -> None:
         """Drop an instance that is gone."""
         for block in [block for block, holders in self._sent.items() if instance_id in holders]:
-            self._sent[block].discard(instance_id)
-            if not self._sent[block]:
+            if left := self._sent[block] - {instance_id}:
+                self._sent[block] = left
+            else:
                 del self._sent[block]
