@@ -168,6 +168,7 @@ class Registrations(Resource):
     def close(self) -> None:
         """Close every registration that is listed. Idempotent; the transports stay the caller's."""
         with self._lock:
-            memories = self.table.memories
+            # at once: a table for each that goes would be work that grows with the square of their number
+            memories, self.table = self.table.memories, self.table_of()
         for memory in memories:
             memory.close()

@@ -45,8 +45,11 @@ _servers: list[Server] = []
 @pytest.fixture
 def nodes(all_nodes: list[Node]) -> Iterator[list[Node]]:
     yield all_nodes
-    while _servers:
-        _servers.pop().end()
+    for server in _servers:
+        server.end()
+    _servers.clear()
+    for node in all_nodes:
+        node._parts.registrations.close()
 
 
 def serve(*arguments: Any, **settings: Any) -> Server:
