@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from disk_pages import keys_of, open_store, pages_of, spans_of, wait_recovered
+from disk_pages import folder_in_memory, keys_of, open_store, pages_of, spans_of, wait_recovered
 from p2pkv import _native
 from p2pkv.disk.store import LAYOUTS, DiskStore, ReadStatus
 
@@ -33,13 +35,16 @@ def first_hit(store: DiskStore, number: int) -> None:
     assert (out == pages_of([number], NBYTES)).all()
 
 
-def restart(folder: Path, layout: str, n_pages: int, capacity: int) -> tuple[float, float]:
-    """Return the seconds to the first hit and to the last recovered page."""
+def make(folder: Path, layout: str, n_pages: int, capacity: int) -> None:
     store = open_store(folder, layout=layout, capacity=capacity)
     wait_recovered(store)
     fill(store, n_pages)
     assert store.stats()["pages"] == n_pages
     assert store.close(60.0)
+
+
+def restart(folder: Path, layout: str, n_pages: int, capacity: int) -> tuple[float, float]:
+    """Return the seconds to the first hit and to the last recovered page."""
     began = time.monotonic()
     store = open_store(folder, layout=layout, capacity=capacity)
     first_hit(store, n_pages - 1)
@@ -55,12 +60,22 @@ def restart(folder: Path, layout: str, n_pages: int, capacity: int) -> tuple[flo
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_restart_serves_at_once(tmp_path: Path, layout: str) -> None:
-    seconds, _ = restart(tmp_path, layout, STEP, 256 << 20)
+    folder = tmp_path / "store"
+    if layout == "file":
+        # A device takes a minute to be given so many files one by one, and seconds where they are a copy.
+        with folder_in_memory(tmp_path, STEP * 8192) as quick:
+            make(quick, layout, STEP, 256 << 20)
+            shutil.copytree(quick, folder)
+        os.sync()
+    else:
+        make(folder, layout, STEP, 256 << 20)
+    seconds, _ = restart(folder, layout, STEP, 256 << 20)
     assert seconds < 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_restart_with_a_million_pages_serves_within_two_seconds(tmp_path: Path) -> None:
+    make(tmp_path, "bucket", 1_000_000, 1 << 30)
     seconds, _ = restart(tmp_path, "bucket", 1_000_000, 1 << 30)
     assert seconds < 2

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,15 @@ _WORDS = np.arange(1, (4 << 20) // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4
 _MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _MASK = np.uint64(0x03FF03FF03FF03FF)
 """Makes the high bytes of 16-bit values alike."""
+
+
+@contextlib.contextmanager
+def folder_in_memory(otherwise: Path, nbytes: int) -> Iterator[Path]:
+    """Make a folder whose files are in memory; below ``otherwise`` where there is no such with so much room."""
+    memory = Path("/dev/shm")
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * nbytes
+    with tempfile.TemporaryDirectory(prefix="p2pkv-", dir=memory if has_room else otherwise) as folder:
+        yield Path(folder) / "store"
 
 
 def keys_of(numbers: NDArray[np.int64] | list[int] | range) -> Keys:
