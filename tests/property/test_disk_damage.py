@@ -6,13 +6,15 @@ import os
 import random
 import shutil
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from disk_pages import hits, keys_of, open_store, read, wait_recovered, write
+from disk_pages import folder_in_memory, hits, keys_of, open_store, read, wait_recovered, write
 from p2pkv import _native
 from p2pkv.disk.store import LAYOUTS, ReadStatus
 
@@ -74,6 +76,23 @@ def make_store(folder: Path, layout: str, compression: str = "off") -> None:
     assert store.close()
 
 
+def copies(folder: Path, layout: str, n: int, compression: str = "off") -> Iterator[Path]:
+    """Yield ``n`` copies of a store, each of which is gone when the next one comes.
+
+    Of one with a file for each page the original is in memory: a device takes seconds to be given a thousand.
+    """
+    with ExitStack() as original:
+        pristine = folder / "pristine"
+        if layout == "file":
+            pristine = original.enter_context(folder_in_memory(folder, N_PAGES * 8192))
+        make_store(pristine, layout, compression)
+        for _ in range(n):
+            copy = folder / "copy"
+            shutil.copytree(pristine, copy)
+            yield copy
+            shutil.rmtree(copy)
+
+
 def damage_all(folder: Path, chance: random.Random) -> set[int]:
     """Damage every record where it lies; return the numbers of those whose bytes really changed."""
     records = find_records(folder)
@@ -104,12 +123,8 @@ def chance() -> random.Random:
 
 def hunt(folder: Path, layout: str, chance: random.Random, rounds: int, compression: str = "off") -> int:
     """Damage records under an open store, ``rounds`` times each; return how many changes it found."""
-    pristine = folder / "pristine"
-    make_store(pristine, layout, compression)
     n_found = 0
-    for _ in range(rounds):
-        copy = folder / "copy"
-        shutil.copytree(pristine, copy)
+    for copy in copies(folder, layout, rounds, compression):
         store = open_store(copy, layout=layout, capacity=16 << 20)
         wait_recovered(store)
         assert hits(store, range(N_PAGES), PAGE, small=True) == list(range(N_PAGES))
@@ -123,36 +138,37 @@ def hunt(folder: Path, layout: str, chance: random.Random, rounds: int, compress
         assert not store.contains(keys_of(sorted(found))).any()
         n_found += len(found)
         store.close()
-        shutil.rmtree(copy)
     return n_found
 
 
 def hunt_in_metadata(folder: Path, layout: str, chance: random.Random, rounds: int) -> int:
     """Damage what says where pages lie, of a closed store, once a start; return how often."""
-    pristine = folder / "pristine"
-    make_store(pristine, layout)
-    for _ in range(rounds):
-        copy = folder / "copy"
-        shutil.copytree(pristine, copy)
+    for copy in copies(folder, layout, rounds):
+        pages = sorted(copy.glob("pages/*/*/*.page"))
         for _ in range(8):
-            damage_metadata(copy, layout, chance)
+            if layout == "file":
+                damage_a_name(pages, chance)
+            else:
+                damage_metadata(copy, layout, chance)
         store = open_store(copy, layout=layout, capacity=16 << 20)
         wait_recovered(store)
         present = hits(store, range(N_PAGES), PAGE, small=True)  # checks their bytes
         # a segment whose index can't be trusted is scanned; a slot or a name was all there was to know
         assert len(present) >= (N_PAGES if layout == "bucket" else N_PAGES - 32)
         store.close()
-        shutil.rmtree(copy)
     return 8 * rounds
 
 
+def damage_a_name(pages: list[Path], chance: random.Random) -> None:
+    """Rename one of ``pages``, and have its new name among them."""
+    number = chance.randrange(len(pages))
+    name = pages[number].name
+    at = chance.randrange(len(name) - len(".page"))
+    digit = chance.choice("0123456789abcdef-")
+    pages[number] = pages[number].rename(pages[number].with_name(name[:at] + digit + name[at + 1 :]))
+
+
 def damage_metadata(folder: Path, layout: str, chance: random.Random) -> None:
-    if layout == "file":
-        path = chance.choice(sorted(folder.glob("pages/*/*/*.page")))
-        at = chance.randrange(len(path.name) - len(".page"))
-        digit = chance.choice("0123456789abcdef-")
-        path.rename(path.with_name(path.name[:at] + digit + path.name[at + 1 :]))
-        return
     if layout == "bucket":
         path = chance.choice(sorted(folder.glob("segments/*.seg")))
         content = path.read_bytes()
