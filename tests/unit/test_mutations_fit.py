@@ -33,5 +33,7 @@ def test_a_planted_bug_fits_and_has_a_hunter(bug, tmp_path):
 
 
 def test_the_documentation_lists_the_planted_bugs_that_there_are():
-    listed = re.findall(r"^\| `(\w+)` \|.*\| [0-9,]+ s \|$", (ROOT / "docs/testing.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\| `(\w+)` \|.*\| [0-9,]+ s \|$", (ROOT / "docs/testing.md").read_text(), re.MULTILINE
+    )
     assert sorted(listed) == sorted(bug.name for bug in planted())
