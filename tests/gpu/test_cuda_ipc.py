@@ -170,12 +170,12 @@ def test_a_withdrawn_offer_is_never_ok_though_its_bytes_are_being_copied(
 def test_nothing_is_written_after_a_revocation(emulated: FakeCuda, open_ends: Callable[..., Ends]) -> None:
     ends = open_ends()
     ends.hand_over("before", 10)
-    emulated.delay_copies(20_000)
+    emulated.delay_copies(100_000)  # some times as long as it takes until somebody has looked again
     n_revoked = 0
     for i in itertools.count():
         grant = ends.consumer.transfers.grant(f"revoked {i}", ends.rows(1), timeout=20.0)
         offer = ends.producer.transfers.put_async(ends.consumer.node_id, f"revoked {i}", ends.rows(0))
-        eventually(lambda: emulated.counts().queued > 0, 10.0)
+        eventually(lambda offer=offer: emulated.counts().queued > 0 or offer.done(), 10.0)
         grant.revoke()
         ends.buffers[1].write(np.full((N, NBYTES), 0x77, np.uint8))
         n_revoked += bool(offer.wait(10.0).any())  # on a busy machine the rows may have come before
