@@ -1,4 +1,4 @@
-// What is known of a page's holders beside the one that it is read from.
+// A page's holders beside the one that it is read from are known here.
 #include <cstdint>
 #include <cstring>
 #include <random>

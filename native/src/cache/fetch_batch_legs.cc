@@ -1,5 +1,5 @@
-// What a batch reads from one owner on one leg: which spans of its region, into what memory, and what came of
-// each.
+// A leg of a batch reads spans of one owner's region into one memory: this file says which spans these are,
+// where they go, and what came of each.
 #include <algorithm>
 #include <vector>
 

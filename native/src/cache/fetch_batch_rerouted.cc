@@ -1,5 +1,4 @@
-// Which of its holders a page of a batch is read from first, and what becomes of it if that one does not
-// bring it, and another may.
+// A page of a batch is read from one of its holders first, and from another one if that does not bring it.
 #include <algorithm>
 
 #include "cache/fetch_batch.h"

@@ -54,7 +54,7 @@ class HolderChoice {
               std::vector<Location>* locations, HolderSpread& spread);
   // Whether there is a holder to go on with, if the one at `at` is left now.
   bool has_next(size_t page, const Key& key, const Location& at);
-  // The same, if it was not tried yet. Costs pages that nobody else has no lock.
+  // Says whether there is one that was not tried yet. Pages that nobody else has take no lock for that.
   bool has_untried(size_t page, const Key& key, const Location& at);
   // The holder to go on with after the one at `at`, of which is known what became of it; none if no other is
   // worth a try. An untried one comes before those that were late.

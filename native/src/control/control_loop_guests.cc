@@ -1,4 +1,4 @@
-// What the control loop answers of guests: who follows which pages, and which are taken back.
+// The control loop answers here who follows which pages, and which are taken back.
 #include <utility>
 #include <vector>
 

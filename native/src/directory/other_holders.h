@@ -37,8 +37,8 @@ class OtherHolders {
   bool may_know(const Key& key) const;
   // Returns how many others of a key are known, and copies them.
   size_t get(const Key& key, Others* others);
-  // The same of many, numbers of `keys`, with one lock: appends for each how many are known to `n_known`, and
-  // these to `others`.
+  // Does the same for many pages, numbers of `keys`, with one lock: it appends for each how many are known to
+  // `n_known`, and these to `others`.
   void get(const std::vector<Key>& keys, const std::vector<size_t>& pages, std::vector<uint8_t>* n_known,
            std::vector<Location>* others);
   // Names another holder of each key that was `found` and whose location is of a node that is not `present`

@@ -83,7 +83,8 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
   const auto alive = owners();
   const Leftovers left = leftovers(now());
   const size_t n_most = std::min(most, kMostHolders);
-  // One for all of a question, so that of pages that lie together with many nodes the same ones are named.
+  // All pages of a question have one draw, so that of pages that lie together with many nodes the same ones
+  // are named.
   const uint64_t draw = n_most > 1 ? n_draws_.fetch_add(1, std::memory_order_relaxed) * kOddFraction : 0;
   const auto rank = [draw](const Location& each) { return (each.owner ^ draw) * kOddFraction; };
   for (size_t i = 0; i < std::min(n, kAhead); ++i) prefetch(keys[i]);

@@ -1,5 +1,5 @@
-// What of a shard counts no more: entries of pages whose owner is not in the view, and those of keys that
-// other shards answer for now. They are passed over at once, and taken out stripe by stripe.
+// Some entries of a shard count no more: those of pages whose owner is not in the view, and those of keys
+// that other shards answer for now. They are passed over at once, and taken out stripe by stripe.
 #include <algorithm>
 #include <memory>
 #include <utility>

@@ -62,7 +62,7 @@ class Pace {
   static constexpr size_t kConnecting = 0;  // the class of no bytes
   static constexpr size_t kClasses = 48;
 
-  // By one part of so many what is usual moves with each read: noise of a tenth, and a peer that takes twice
+  // What is usual moves by one part of so many with each read: noise of a tenth, and a peer that takes twice
   // as long is known after half a dozen.
   static constexpr int64_t kPartsOfAStep = 8;
 
