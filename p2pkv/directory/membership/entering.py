@@ -16,8 +16,9 @@ from dataclasses import replace
 from p2pkv.directory.membership.detector import FailureDetector
 from p2pkv.directory.membership.entry import claim_boot_epoch, own_record
 from p2pkv.directory.membership.expulsion import Expulsion
-from p2pkv.directory.membership.probing import FAN_OUT, ProbingMembership, key_and_boot
+from p2pkv.directory.membership.probing import ProbingMembership
 from p2pkv.directory.membership.roster import Roster
+from p2pkv.directory.membership.telling import FAN_OUT, key_and_boot
 from p2pkv.directory.view import Report
 from p2pkv.errors import DuplicateNodeError, MembershipError
 

@@ -1,9 +1,7 @@
-"""What the engines without a registry share: one thread that probes, judges, and tells the peers.
+"""What the engines without a registry share: one thread that probes, judges, and tells the peers (:mod:`.telling`).
 
-A round probes many members in parallel. A change is told to a few peers at once, so that news doesn't wait for the
-next round. A peer whose digest differs from ours is told what is new, and exchanged views with if that did not help;
-it is never refused. Whoever doesn't answer is asked for at others before it is given up (:mod:`.witnesses`).
-Subclasses say whom to probe and whose word counts.
+A round probes many members in parallel. Whoever doesn't answer is asked for at others before it is given up
+(:mod:`.witnesses`). Subclasses say whom to probe and whose word counts.
 
 :meth:`ProbingMembership.step` is one turn of the thread's loop. Tests drive it directly, on a simulated
 network.
@@ -15,30 +13,21 @@ import logging
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from secrets import randbits
 
-from p2pkv.directory.membership.base import Identity, Listeners, Membership, Network, ProbeReply
-from p2pkv.directory.membership.detector import FailureDetector
-from p2pkv.directory.membership.messages import Messages
-from p2pkv.directory.membership.news import News
+from p2pkv.directory.membership.base import Identity, Listeners, Network, ProbeReply
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.rotation import Rotation
-from p2pkv.directory.membership.timing import Clock, Punctuality, SystemClock, Timing
-from p2pkv.directory.membership.witnesses import Witness, asked_at, doubts
-from p2pkv.directory.view import Member, Report, State, View
-from p2pkv.limited_log import LimitedLog
+from p2pkv.directory.membership.telling import TellingMembership, key_and_boot
+from p2pkv.directory.membership.timing import Clock, Timing
+from p2pkv.directory.view import Member, State, View
 
 log = logging.getLogger(__name__)
 
-FAN_OUT = 3
-"""Peers that one node tells of a change, exchanges views with in a round, and asks for one that is silent."""
 _FAILURES_TO_WITHDRAW = 10
 """Turns that fail in a row, five seconds or so, after which peers go on without this node until one succeeds."""
-_HAND_OVER_S = 1.0
-"""How often at most a member is told what is said about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class Targets:
     """Probed only to see who is there."""
 
 
-class ProbingMembership(Membership):
+class ProbingMembership(TellingMembership):
     """The loop. Everything but ``_stopping`` belongs to the engine's thread once ``start`` has returned.
 
     The thread ``p2pkv-membership`` is started by ``start`` and joined by ``close`` (:mod:`.entering`).
@@ -67,27 +56,10 @@ class ProbingMembership(Membership):
         timing: Timing | None = None,
         random: Random | None = None,
     ) -> None:
-        self._network = network
-        self._identity = identity
-        self._listeners = listeners or Listeners()
-        self._clock: Clock = clock or SystemClock()
-        self._timing = timing or Timing()
-        self._random = random or _new_random()
-        self._detector = FailureDetector(self._timing)
+        super().__init__(network, identity, listeners=listeners, clock=clock, timing=timing, random=random)
         self._rotation = Rotation(self._random)
-        self._punctuality = Punctuality(self._clock, self._timing.lateness_tolerance)
-        self._lateness_log = LimitedLog(log, clock=self._clock.monotonic)
-        self._roster: Roster | None = None
-        self._view = View()
-        self._served: View | None = None
         self._next_round = 0.0
-        self._news = News()
-        self._messages = Messages(identity.node_id, identity.cluster, self._random)
-        self._witness = Witness()
-        self._witnesses = Rotation(self._random, FAN_OUT)
-        self._handed_over: dict[str, float] = {}
         self._reboot_not_before = -math.inf
-        self._counts = dict.fromkeys(("late_rounds", "suspicions", "deaths", "reboots", "failures"), 0)
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._draining = threading.Event()
@@ -102,10 +74,6 @@ class ProbingMembership(Membership):
     @abstractmethod
     def _targets(self, now: float) -> Targets:
         """Return whom to probe now."""
-
-    @abstractmethod
-    def _credible(self, report: Report) -> Iterable[Member]:
-        """Return the records of a peer's view that count."""
 
     def _let_go(self) -> None:
         """Give up every address but the one listened on."""
@@ -217,45 +185,7 @@ class ProbingMembership(Membership):
         if not is_late:
             self._probed(replies)
         self._ask_witnesses(roster, silent, started)
-        self._compare(roster, targets, replies)
-
-    def _ask_witnesses(self, roster: Roster, silent: Sequence[Member], started: float) -> None:
-        """Ask others for those who did not answer, and answer others for whom we were asked."""
-        now = self._clock.monotonic()
-        view = roster.view()
-        messages = []
-        if silent:
-            asked = doubts(silent, started, now)
-            blob = self._messages.news(doubts=asked)
-            sound = self._sound(view.alive(), roster)
-            # others each time: perhaps only one of all has a way to the silent
-            messages = [(peer.address, blob) for peer in self._witnesses.next(sound)]
-        self._tell([*messages, *self._testimony(roster)])
-
-    def _testimony(self, roster: Roster) -> list[tuple[str, bytes]]:
-        """Return what this node can say by now for those who asked, as messages."""
-        view = roster.view()
-        answers = self._witness.answers(self._detector, self._clock.monotonic())
-        return [
-            (view[doubter].address, self._messages.news(proofs=proofs))
-            for doubter, proofs in answers.items()
-            if doubter in view
-        ]
-
-    def _compare(self, roster: Roster, targets: Targets, replies: Mapping[str, ProbeReply | None]) -> None:
-        """Bring closer together those who believe otherwise than this node."""
-        digest = self._view.digest
-        differs = {a: reply.digest != digest for a, reply in replies.items() if reply is not None}
-        strangers = [a for a in targets.addresses if differs.pop(a, False)]
-        to_tell, to_exchange = self._news.sort_out(differs)
-        recent = self._news.recent(self._clock.monotonic()) if to_tell else []
-        if recent:
-            blob = self._messages.news(recent)
-            self._tell([(a, blob) for a in self._random.sample(to_tell, min(FAN_OUT, len(to_tell)))])
-        chosen = [*strangers, *self._random.sample(to_exchange, len(to_exchange))][:FAN_OUT]
-        for address in chosen:
-            self._news.exchanged(address)
-        self._exchange(roster, chosen)
+        self._compare(roster, targets.addresses, replies)
 
     def _meet_rival(self, roster: Roster) -> None:
         """Find out who goes on under this node's id, if a record of a higher boot of it has come up."""
@@ -300,85 +230,7 @@ class ProbingMembership(Membership):
         roster.forget(now)
         self._detector.observe(roster.view(), now)
 
-    def _forgive(self) -> bool:
-        """Take out of every timer what this node slept through; true if it slept at all."""
-        late = self._punctuality.lateness()
-        if self._punctuality.busy_s > self._timing.lateness_tolerance:
-            self._detector.postpone(self._punctuality.busy_s)  # nobody was asked meanwhile
-        if not late:
-            return False
-        self._counts["late_rounds"] += 1
-        was_buried = late >= self._timing.burial
-        self._lateness_log.warning(
-            was_buried, "membership came %.1f s late: nobody is suspected for that time", late
-        )
-        self._detector.postpone(late)
-        if was_buried and self._roster is not None:
-            # those who buried us have forgotten it by now, so nobody will tell us
-            self._roster.was_dead = True
-            self._roster.refute()
-        return True
-
-    def _sample(self, members: Sequence[Member], roster: Roster) -> list[Member]:
-        sound = self._sound(members, roster)
-        return self._random.sample(sound, min(FAN_OUT, len(sound)))
-
-    def _sound(self, members: Sequence[Member], roster: Roster) -> list[Member]:
-        own = roster.own.node_id
-        return [m for m in members if m.node_id != own and not self._detector.is_doubtful(m)]
-
-    # what comes in and what goes out
-
-    def _spread(self, roster: Roster) -> None:
-        """Tell a few peers what is new, and members what is said about them."""
-        now = self._clock.monotonic()
-        messages = []
-        if self._news.is_untold:
-            blob = self._messages.news(self._news.take())
-            messages = [(peer.address, blob) for peer in self._sample(roster.view().alive(), roster)]
-        self._handed_over = {who: at for who, at in self._handed_over.items() if at + _HAND_OVER_S > now}
-        for rumour in roster.rumours():
-            member = roster.view().get(rumour.node_id)
-            if member is not None and member.node_id not in self._handed_over:
-                self._handed_over[member.node_id] = now
-                messages.append((member.address, self._messages.news([rumour])))
-        self._tell([*messages, *self._testimony(roster)])
-
-    def _tell(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        if messages:
-            self._punctuality.promise(self._timing.exchange_timeout)
-            self._network.tell(messages, self._timing.exchange_timeout)
-            self._forgive()
-
-    def _exchange(self, roster: Roster, addresses: list[str]) -> None:
-        if not addresses:
-            return
-        blob = self._messages.view(roster.view().values())
-        self._punctuality.promise(self._timing.exchange_timeout)
-        answers = self._network.exchange(addresses, blob, self._timing.exchange_timeout)
-        self._forgive()
-        for answer in answers:
-            if answer is not None:
-                self._learn(roster, answer)
-
-    def _learn(self, roster: Roster, blob: bytes) -> None:
-        report = self._messages.read(blob)
-        if report is not None:
-            self._believe(roster, report)
-
-    def _believe(self, roster: Roster, report: Report) -> None:
-        now = self._clock.monotonic()
-        self._witness.ask(report.sender, report.doubts, now)
-        for proof in report.proofs:
-            self._detector.vouched((proof.node_id, proof.boot_epoch), min(asked_at(proof), now))
-        for record in self._credible(report):
-            roster.take(record, now=now, is_proven=lambda member: self._detector.is_proven(member, now))
-
-    def _serve(self, roster: Roster) -> None:
-        view = roster.view()
-        if view is not self._served:
-            self._served = view
-            self._network.set_view(self._messages.view(view.values()), view.digest)
+    # what becomes known
 
     def _commit(self, roster: Roster) -> None:
         """Tell the listeners what changed, then show it: to ``view()`` and to peers.
@@ -425,14 +277,3 @@ def _differ(old: View, new: View) -> bool:
     return old.digest != new.digest or any(
         member.is_present and old[node_id].state is not member.state for node_id, member in new.items()
     )
-
-
-def key_and_boot(member: Member) -> tuple[int, int]:
-    """Return what a member answers probes with."""
-    return (member.key, member.boot_epoch)
-
-
-def _new_random() -> Random:
-    seed = randbits(64)
-    log.debug("membership draws its random numbers from seed %d", seed)
-    return Random(seed)  # noqa: S311 - jitter and sampling, nothing secret

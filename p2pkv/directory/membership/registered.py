@@ -20,8 +20,9 @@ from random import Random
 from p2pkv.directory.membership.base import Identity, Listeners, Network, ProbeReply
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.entry import claim_boot_epoch
-from p2pkv.directory.membership.probing import Targets, key_and_boot
+from p2pkv.directory.membership.probing import Targets
 from p2pkv.directory.membership.roster import Roster
+from p2pkv.directory.membership.telling import key_and_boot
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.registry.seal import Seal
 from p2pkv.directory.registry.store import Listing, Registry
