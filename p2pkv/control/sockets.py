@@ -45,9 +45,11 @@ _ZAP_DOMAIN = "p2pkv"
 _HEARTBEAT_MS = 5000
 _REPLIES_QUEUED = 64
 """For a peer that does not read; what comes after is dropped and runs into that peer's deadline."""
-_GLANCE_MS = 10
+GLANCE_MS = 10
 """How often a call that waits looks whether its client was closed. A lone request waits so long in ``recv`` itself,
 which saves the wake-ups of a poll."""
+_RECONNECT_MS = 500
+"""How long ZMQ waits at most before it knocks again where nobody lets it in; it begins with its own 100 ms."""
 _IDLE_SOCKETS = 64
 """Kept a peer; as many threads can ask it at once without a new handshake."""
 MAX_SOCKETS = 16384
@@ -203,7 +205,7 @@ class ControlClient:
             line.socket.close()
 
     def close(self) -> None:
-        """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`_GLANCE_MS`."""
+        """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`GLANCE_MS`."""
         with self._lock:
             self.is_closed = True
             idle = [line for lines in self._idle.values() for line in lines]
@@ -211,7 +213,21 @@ class ControlClient:
         for line in idle:
             line.socket.close()
 
-    def _borrow(self, address: str) -> list[Line]:
+    @property
+    def has_several_secrets(self) -> bool:
+        """Whether a peer may go by one of several."""
+        return bool(self._keys.accepted)
+
+    def has_idle(self, address: str) -> bool:
+        """Whether there is a line to a peer by which nothing is asked."""
+        with self._lock:
+            return bool(self._idle.get(address))
+
+    def next_id(self) -> int:
+        """Return the number of another request."""
+        return next(self._request_ids)
+
+    def borrow(self, address: str) -> list[Line]:
         """Return sockets to a peer, of which one at most leads to it: it goes by one of several secrets.
 
         None of them if nobody can have this address, or its name is not known yet, or this process can't have another
@@ -248,17 +264,19 @@ class ControlClient:
         with ExitStack() as undo:
             undo.callback(socket.close)
             socket.linger = 0
-            socket.rcvtimeo = _GLANCE_MS
+            socket.rcvtimeo = GLANCE_MS
             socket.curve_serverkey = keys.public
             socket.curve_publickey = keys.public
             socket.curve_secretkey = keys.private
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
             socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS)
             socket.connect(f"tcp://{address}")
             undo.pop_all()
         return socket
 
-    def _give_back(self, address: str, line: Line) -> None:
+    def give_back(self, address: str, line: Line) -> None:
+        """Take a line that has answered, and by which nothing is asked, for the next request."""
         with self._lock:
             idle = self._idle.setdefault(address, [])
             if not self.is_closed and self._keys.accepted:
@@ -268,7 +286,7 @@ class ControlClient:
                 return
         line.socket.close()
 
-    def _doubt(self, address: str) -> None:
+    def doubt(self, address: str) -> None:
         """Find out anew by which secret it goes, if there are several: it may have been started again with another."""
         if self._keys.accepted:
             self.forget(address)
@@ -293,8 +311,8 @@ class Calls:
             undo.pop_all()
 
     def _send(self, index: int, request: Request) -> None:
-        request_id = next(self._client._request_ids)
-        lines = self._client._borrow(request.address)
+        request_id = self._client.next_id()
+        lines = self._client.borrow(request.address)
         if not lines:
             return
         message = pack_request(
@@ -321,8 +339,8 @@ class Calls:
                 raise ClosedError("the node is closed")
             try:
                 waiting = list(self._pending)
-                wait_ms = max(0, min(math.ceil(left * 1000), _GLANCE_MS))
-                may_block = len(waiting) == 1 and wait_ms == _GLANCE_MS
+                wait_ms = max(0, min(math.ceil(left * 1000), GLANCE_MS))
+                may_block = len(waiting) == 1 and wait_ms == GLANCE_MS
                 if not may_block:
                     zmq.zmq_poll([(socket, zmq.POLLIN) for socket in waiting], wait_ms)
                 for socket in waiting:
@@ -367,7 +385,7 @@ class Calls:
         if reply is None:
             return None
         self._let_go(socket, index)
-        self._client._give_back(request.address, line)
+        self._client.give_back(request.address, line)
         return index, reply
 
     def _let_go(self, socket: Socket, index: int) -> None:
@@ -384,7 +402,7 @@ class Calls:
         for socket in self._pending:
             socket.close()
         for index in {index for index, _, _ in self._pending.values()}:
-            self._client._doubt(self._requests[index].address)
+            self._client.doubt(self._requests[index].address)
         self._pending.clear()
 
     def __enter__(self) -> Self:

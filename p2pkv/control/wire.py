@@ -113,6 +113,11 @@ def pack_request(
     return HEADER.pack(MAGIC, VERSION, kind, request_id, boot, count, n_holders) + body
 
 
+def answered_id(message: bytes) -> int:
+    """Return the id of the request that a message answers, 0 if it is too short to tell: no request has that."""
+    return int(HEADER.unpack_from(message)[3]) if len(message) >= HEADER.size else 0
+
+
 def unpack_reply(message: bytes, kind: Kind, request_id: int) -> Reply | None:
     """Read the reply to a request; None if it answers another one.
 

@@ -94,7 +94,7 @@ def _say(client: ControlClient, address: str, rng: random.Random) -> None:
         at = rng.randrange(8)
         message = message[:at] + bytes([message[at] ^ 1 << rng.randrange(8)]) + message[at + 1 :]
     frames = [message] if rng.random() < 0.9 else [message, b"", message]
-    lines = client._borrow(address)
+    lines = client.borrow(address)
     if not lines:
         return
     (line,) = lines  # the member knows one secret
@@ -106,7 +106,7 @@ def _say(client: ControlClient, address: str, rng: random.Random) -> None:
     except (zmq.ZMQError, P2PKVError):
         pass  # his queue is full
     if rng.random() < 0.5:
-        client._give_back(address, line)
+        client.give_back(address, line)
     else:
         socket.close()
 
