@@ -21,7 +21,7 @@ from p2pkv.config import Config
 from p2pkv.config.tenants import tenant_config
 from p2pkv.control.secret import ClusterKeys, cluster_keys
 from p2pkv.directory.membership.base import Membership
-from p2pkv.directory.membership.control_network import ControlNetwork
+from p2pkv.directory.membership.control_network import tell_once
 from p2pkv.directory.membership.engines import make_engine
 from p2pkv.directory.membership.registered import RegisteredMembership
 from p2pkv.directory.registry.among_members import RecordExchange
@@ -137,9 +137,10 @@ def carry_records(
     """Have the records of tenants' nodes told among members, where this node has tenants."""
     if not place.tenants:
         return None
-    network = ControlNetwork(control.server, control.gossip)
     seals = {tenant.name: tenant.seal for tenant in place.tenants}
-    exchange = RecordExchange(seals, config.cluster, config.node_id, network.tell)
+    exchange = RecordExchange(
+        seals, config.cluster, config.node_id, functools.partial(tell_once, control.gossip)
+    )
     undo.callback(exchange.close)
     return exchange
 

@@ -67,8 +67,14 @@ class SimulatedNode:
 class SimulatedCluster:
     """Starts and harms nodes; every random number comes from ``seed``."""
 
-    def __init__(self, engine_class: EngineClass, seed: int = 1, timing: Timing | None = None) -> None:
-        self.simulation = Simulation()
+    def __init__(
+        self,
+        engine_class: EngineClass,
+        seed: int = 1,
+        timing: Timing | None = None,
+        simulation: Simulation | None = None,
+    ) -> None:
+        self.simulation = simulation or Simulation()
         self._engine_class = engine_class
         self._timing = timing or Timing(take_back=2.4)  # as long as a death, so that schedules stay short
         self._random = Random(seed)

@@ -21,10 +21,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from p2pkv.directory.membership.base import ProbeReply
+from p2pkv.directory.membership.base import Late, ProbeReply
 
 LATENCY = 0.001
-"""Seconds that an answered call takes."""
+"""Seconds that an answered call takes, where nobody is late."""
+PATIENCE_S = 4.0
+"""How long the answers to probes and exchanges that have ended are waited for."""
 
 
 class Engine(Protocol):
@@ -72,6 +74,8 @@ class SimulatedNetwork:
         self.is_stopped = False
         self.wakes_at = math.inf
         self.held_until = -math.inf
+        self.answers_in = LATENCY
+        """How many seconds this node takes to answer. What comes too late for a call is among :meth:`late`."""
         self.late_probes: list[float] = []
         """Each of the next probes takes this many seconds, and its replies are found too late."""
         self.n_sent = 0
@@ -82,6 +86,7 @@ class SimulatedNetwork:
         self._blob = b""
         self._digest = 0
         self._inbox: list[bytes] = []
+        self._coming: list[tuple[float, Late]] = []
 
     @property
     def address(self) -> str:
@@ -105,12 +110,13 @@ class SimulatedNetwork:
         if self.late_probes:
             self.clock.now += self.late_probes.pop(0)
             return [None] * len(addresses)
-        peers = self._answering(addresses, timeout)
+        peers = self._answering(addresses, timeout, late=self._late_reply)
         return [None if peer is None else peer.reply() for peer in peers]
 
     def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
         """Exchange views with all; takes ``timeout`` of virtual time if one is silent."""
-        peers = self._answering(addresses, timeout, [blob] * len(addresses))
+        blobs = [blob] * len(addresses)
+        peers = self._answering(addresses, timeout, blobs, late=self._late_view)
         return [None if peer is None else peer._blob for peer in peers]
 
     def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
@@ -118,6 +124,17 @@ class SimulatedNetwork:
         addresses, blobs = zip(*messages, strict=True)
         peers = self._answering(addresses, timeout, blobs)
         return [None if peer is None else peer.reply() for peer in peers]
+
+    def late(self, stretch: float) -> list[Late]:
+        """Return the answers that have come since."""
+        now = self.clock.now
+        here = [answer for at, answer in self._coming if at <= now]
+        self._coming = [
+            (at, answer)
+            for at, answer in self._coming
+            if at > now and answer.asked_at + PATIENCE_S * stretch >= now
+        ]
+        return here
 
     def received(self, timeout: float) -> list[bytes]:
         """Return what was handed over; never blocks, since the simulation wakes the node."""
@@ -164,20 +181,40 @@ class SimulatedNetwork:
         """Whether this node answers at all."""
         return self._identity is not None
 
+    def _late_reply(self, address: str, peer: SimulatedNetwork) -> Late:
+        return Late(address, self.clock.now, reply=peer.reply())
+
+    def _late_view(self, address: str, peer: SimulatedNetwork) -> Late:
+        return Late(address, self.clock.now, view=peer._blob)
+
     def _answering(
-        self, addresses: Sequence[str], timeout: float, blobs: Sequence[bytes] = ()
+        self,
+        addresses: Sequence[str],
+        timeout: float,
+        blobs: Sequence[bytes] = (),
+        *,
+        late: Callable[[str, SimulatedNetwork], Late] | None = None,
     ) -> list[SimulatedNetwork | None]:
-        """Return who answers in time, once that time has passed; ``blobs`` reach whoever hears us."""
+        """Return who answers in time, once that time has passed; ``blobs`` reach whoever hears us.
+
+        What comes after its time is what the peer would have answered at once: it may have died since.
+        """
         self.n_sent += len(addresses)
         peers: list[SimulatedNetwork | None] = []
+        took = LATENCY
         for index, address in enumerate(addresses):
             peer = self.simulation.hearing(self, address)
             if peer is not None and blobs:
                 self.nbytes_sent += len(blobs[index])
                 peer.deliver(blobs[index], self.clock.now)
-            heard = peer is not None and self.simulation.is_open(peer, self) and timeout >= LATENCY
-            peers.append(peer if heard else None)
-        self.clock.now += timeout if None in peers else LATENCY
+            delay = math.inf
+            if peer is not None and self.simulation.is_open(peer, self):
+                delay = self.simulation.delay(self, peer)
+                if delay > timeout and late is not None:
+                    self._coming.append((self.clock.now + delay, late(address, peer)))
+            peers.append(peer if delay <= timeout else None)
+            took = max(took, min(delay, timeout))
+        self.clock.now += took
         return peers
 
 
@@ -271,6 +308,10 @@ class Simulation:
             for address, holder in self._bound.items()
             if holder is not node or address == node.address
         }
+
+    def delay(self, asker: SimulatedNetwork, peer: SimulatedNetwork) -> float:
+        """Return how many seconds an answer takes that is asked for now."""
+        return peer.answers_in
 
     def holder(self, address: str) -> SimulatedNetwork | None:
         """Return the node that has the address, or None if it is free."""

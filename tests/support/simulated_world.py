@@ -26,7 +26,7 @@ from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, as_locations, row_pieces
 from p2pkv.pool import Pool
 from p2pkv.testing.simulated_directory import NoChannels, SimulatedControl
-from p2pkv.testing.simulated_network import SimulatedClock, SimulatedNetwork, Simulation
+from p2pkv.testing.simulated_network import LATENCY, SimulatedClock, SimulatedNetwork, Simulation
 
 NBYTES = 4096
 MOST_PAGES = 32
@@ -247,6 +247,7 @@ class World:
         self.simulation.heal()
         for node in self.nodes:
             node.control.is_starved = False
+            node.network.answers_in = LATENCY
             if node.network.is_stopped or node.network.held_until > self.now:
                 self.simulation.resume(node.network)
             node.network.held_until = -math.inf

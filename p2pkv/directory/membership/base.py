@@ -2,7 +2,9 @@
 
 An engine keeps one :class:`~p2pkv.directory.view.View` up to date and says when it changes. Promises:
 
-* a node that dies is dead in everybody's view within 3 seconds, however many die at once;
+* a node that dies is dead in everybody's view within 3 seconds, however many die at once, where most of those that live
+  answer in time; where they don't, as much later as they take longer;
+* a node that merely answers late, by a second or so, is not taken for dead;
 * a node that merely can't run Python for a while is not suspected: probes are answered without the
   interpreter;
 * a node that itself could not run suspects nobody for what it missed;
@@ -16,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import DEFAULT_CLUSTER, View
@@ -30,6 +32,16 @@ class ProbeReply:
     node_key: int
     boot_epoch: int
     digest: int
+
+
+class Late(NamedTuple):
+    """The answer to a probe or an exchange that had ended without it."""
+
+    address: str
+    asked_at: float
+    """When it was asked for, by the engine's clock."""
+    reply: ProbeReply | None = None
+    view: bytes | None = None
 
 
 class Network(Protocol):
@@ -56,6 +68,12 @@ class Network(Protocol):
 
     def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
         """Hand news to peers in parallel, as (address, message); each queues it for its engine. None: silent."""
+
+    def late(self, stretch: float) -> list[Late]:
+        """Return the answers that have come since to probes and exchanges that have ended; never blocks.
+
+        They are waited for for four seconds, times ``stretch``.
+        """
 
     def received(self, timeout: float) -> list[bytes]:
         """Return the views and news peers handed to us since the last call; without any, block at most ``timeout``."""

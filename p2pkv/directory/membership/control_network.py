@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from p2pkv.control.patience import PATIENCE_S, PatientLines
 from p2pkv.control.silence import tell_why_silent
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
-from p2pkv.control.wire import PROBE_REPLY, Kind
-from p2pkv.directory.membership.base import ProbeReply
+from p2pkv.control.wire import PROBE_REPLY, Kind, Reply
+from p2pkv.directory.membership.base import Late, ProbeReply
 
 
 def _nobodys(blob: bytes) -> bool:
     return False
+
+
+def _as_probe_reply(reply: Reply | None) -> ProbeReply | None:
+    if reply is None or not reply.ok or len(reply.body) != PROBE_REPLY.size:
+        return None
+    key, digest = PROBE_REPLY.unpack(reply.body)
+    return ProbeReply(node_key=key, boot_epoch=reply.boot, digest=digest)
+
+
+def tell_once(
+    client: ControlClient, messages: Sequence[tuple[str, bytes]], timeout: float
+) -> list[ProbeReply | None]:
+    """Hand messages to peers in parallel, as (address, message), from whichever thread; wait for no late answer."""
+    out: list[ProbeReply | None] = [None] * len(messages)
+    with client.send([Request(address, Kind.GOSSIP, blob) for address, blob in messages]) as calls:
+        for index, reply in calls.replies(timeout):
+            out[index] = _as_probe_reply(reply)
+    return out
+
+
+def _as_view(reply: Reply | None) -> bytes | None:
+    return reply.body if reply is not None and reply.ok else None
 
 
 class ControlNetwork:
@@ -24,7 +47,7 @@ class ControlNetwork:
         self, server: ControlServer, client: ControlClient, is_taken: Callable[[bytes], bool] = _nobodys
     ) -> None:
         self._server = server
-        self._client = client
+        self._lines = PatientLines(client)
         self._is_taken = is_taken
 
     @property
@@ -47,21 +70,23 @@ class ControlNetwork:
         return self._probe([Request(address, Kind.GOSSIP, blob) for address, blob in messages], timeout)
 
     def _probe(self, requests: Sequence[Request], timeout: float) -> list[ProbeReply | None]:
-        out: list[ProbeReply | None] = [None] * len(requests)
-        with self._client.send(requests) as calls:
-            for index, reply in calls.replies(timeout):
-                if reply.ok and len(reply.body) == PROBE_REPLY.size:
-                    key, digest = PROBE_REPLY.unpack(reply.body)
-                    out[index] = ProbeReply(node_key=key, boot_epoch=reply.boot, digest=digest)
-        return out
+        return [_as_probe_reply(reply) for reply in self._lines.ask(requests, timeout)]
 
     def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
-        out: list[bytes | None] = [None] * len(addresses)
-        with self._client.send([Request(address, Kind.EXCHANGE, blob) for address in addresses]) as calls:
-            for index, reply in calls.replies(timeout):
-                if reply.ok:
-                    out[index] = reply.body
-        return out
+        requests = [Request(address, Kind.EXCHANGE, blob) for address in addresses]
+        return [_as_view(reply) for reply in self._lines.ask(requests, timeout)]
+
+    def late(self, stretch: float) -> list[Late]:
+        self._lines.patience_s = PATIENCE_S * stretch
+        return [
+            Late(
+                request.address,
+                asked_at,
+                reply=_as_probe_reply(reply) if request.kind is Kind.PROBE else None,
+                view=_as_view(reply) if request.kind is Kind.EXCHANGE else None,
+            )
+            for request, asked_at, reply in self._lines.late()
+        ]
 
     def received(self, timeout: float) -> list[bytes]:
         blobs: list[bytes] = []
