@@ -83,6 +83,7 @@ READINGS = {
     "p2pkv_kv_event_retellings_total": "Times that KV events told all: at start, after a bump or a loss, when asked",
     "p2pkv_membership_malformed_views_total": "Views that no node could have sent",
     "p2pkv_membership_late_rounds_total": "Rounds that came too late to suspect anybody",
+    "p2pkv_membership_stretch": "What probe intervals and suspicions are multiplied by, as answers come late; 1 to 9",
     "p2pkv_membership_suspicions_total": "Nodes suspected",
     "p2pkv_membership_deaths_total": "Nodes declared dead",
     "p2pkv_membership_failures_total": "Turns of the membership engine that failed",

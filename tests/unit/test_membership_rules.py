@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from p2pkv.directory.membership.detector import FailureDetector
+from p2pkv.directory.membership.health import MOST, Health
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.rotation import PROBES_A_ROUND, Rotation
 from p2pkv.directory.membership.timing import Punctuality, Timing
@@ -44,6 +45,92 @@ def test_one_miss_is_doubt_and_two_are_suspicion():
     assert [detector.missed(PEER), detector.is_doubtful(PEER), detector.missed(PEER)] == [False, True, True]
     detector.answered(PEER, 1.0)
     assert not detector.is_doubtful(PEER)
+
+
+def test_a_late_answer_speaks_for_the_time_of_its_question_only():
+    detector = FailureDetector(Timing())
+    detector.missed(PEER, asked_at=1.0)
+    detector.missed(PEER, asked_at=1.5)
+    assert not detector.answered_late(PEER, 1.0)
+    assert detector.is_doubtful(PEER)
+    assert detector.missed(PEER, asked_at=2.0)
+    assert detector.answered_late(PEER, 2.0)
+    assert not detector.is_doubtful(PEER)
+
+
+def test_a_late_answer_gives_a_suspect_time_from_its_question_on():
+    detector = FailureDetector(Timing())
+    detector.observe(View([OWN, SUSPECT]), now=10.0)
+    detector.answered_late(SUSPECT, 8.0)
+    assert detector.overdue(11.0) == ["peer"]
+    detector.answered_late(SUSPECT, 9.5)
+    assert detector.overdue(11.4) == []
+    assert detector.overdue(11.5) == ["peer"]
+
+
+def test_a_late_answer_is_no_recent_proof_of_life():
+    detector = FailureDetector(Timing())
+    detector.answered_late(PEER, 1.0)
+    assert detector.is_proven(PEER, 1.5)
+    assert not detector.is_proven(PEER, 3.0)
+
+
+class Judge:
+    """Rounds of one node's health, half a second apart times its stretch."""
+
+    def __init__(self):
+        self.health = Health(Timing())
+        self.now = 0.0
+
+    def rounds(self, n, ages=(), n_asked=8, n_silent=0):
+        for _ in range(n):
+            self.now += 0.5 * self.health.stretch
+            for i, age in enumerate(ages):
+                self.health.heard_late(f"n{i}", age)
+            self.health.judged(self.now, n_asked=n_asked, n_silent=n_silent)
+        return self.health.stretch
+
+
+def test_who_finds_that_most_are_late_takes_longer_and_the_later_the_longer():
+    judge = Judge()
+    assert judge.rounds(1, ages=[0.5] * 4) == 2
+    assert judge.rounds(1, ages=[5.0] * 4) == 6
+    assert judge.rounds(9, ages=[5.0] * 4) == 8
+    assert judge.rounds(1, ages=[50.0] * 4) == MOST
+
+
+def test_a_few_late_members_of_many_and_the_silence_of_all_change_nothing():
+    assert Judge().rounds(9, ages=[5.0] * 3) == 1
+    assert Judge().rounds(9, n_silent=8) == 1
+
+
+def test_who_is_a_little_late_lengthens_periods_a_little():
+    assert Judge().rounds(99, ages=[0.5] * 8) == 3
+
+
+def test_a_single_peer_that_is_late_is_given_time():
+    assert Judge().rounds(9, ages=[0.5], n_asked=1) == 3
+
+
+def test_it_is_as_quick_as_before_when_most_are_on_time_and_not_while_they_are_silent():
+    judge = Judge()
+    judge.rounds(9, ages=[9.0] * 8)
+    assert judge.rounds(9, n_silent=5) == MOST
+    assert judge.rounds(3, ages=[9.0] * 3, n_silent=3) == 2
+    assert judge.rounds(9) == 1
+
+
+def test_periods_that_were_too_short_are_not_tried_again_at_once():
+    judge = Judge()
+    judge.rounds(2, ages=[0.5] * 8)
+    assert judge.rounds(9) == 2
+    assert judge.rounds(2) == 1
+
+
+def test_one_member_that_stays_late_keeps_nobody_slow():
+    judge = Judge()
+    judge.rounds(5, ages=[5.0] * 2, n_asked=2)
+    assert judge.rounds(20, ages=[0.9], n_asked=3, n_silent=1) == 1
 
 
 def test_proof_of_life_is_of_one_boot_and_does_not_last():

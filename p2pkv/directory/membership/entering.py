@@ -16,6 +16,7 @@ from dataclasses import replace
 from p2pkv.directory.membership.detector import FailureDetector
 from p2pkv.directory.membership.entry import claim_boot_epoch, own_record
 from p2pkv.directory.membership.expulsion import Expulsion
+from p2pkv.directory.membership.health import Health
 from p2pkv.directory.membership.probing import ProbingMembership
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.telling import FAN_OUT, key_and_boot
@@ -176,7 +177,10 @@ class EnteringMembership(ProbingMembership):
             log.info("nobody has node id %s any more, but it can't come back yet: %s", own.node_id, error)
             return
         roster.reboot(max(expulsion.successor.boot_epoch, own.boot_epoch) + 1, address)
-        self._detector = FailureDetector(self._timing)  # what it has measured was before
+        # what was measured was before
+        self._detector, self._health = FailureDetector(self._timing), Health(self._timing)
+        self._network.late(0.0)
+        self._late.clear()
         for report in reports:
             self._believe(roster, report)
         self._counts["reboots"] += 1

@@ -1,7 +1,8 @@
 """What the engines without a registry share: one thread that probes, judges, and tells the peers (:mod:`.telling`).
 
 A round probes many members in parallel. Whoever doesn't answer is asked for at others before it is given up
-(:mod:`.witnesses`). Subclasses say whom to probe and whose word counts.
+(:mod:`.witnesses`), and one whose answer comes late is given up later (:mod:`.health`). Subclasses say whom to probe
+and whose word counts.
 
 :meth:`ProbingMembership.step` is one turn of the thread's loop. Tests drive it directly, on a simulated
 network.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from p2pkv.directory.membership.base import Identity, Listeners, Network, ProbeReply
+from p2pkv.directory.membership.detector import boot_of
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.rotation import Rotation
 from p2pkv.directory.membership.telling import TellingMembership, key_and_boot
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _FAILURES_TO_WITHDRAW = 10
 """Turns that fail in a row, five seconds or so, after which peers go on without this node until one succeeds."""
+
+_FEW = 3
+"""Members that others ask about, for whom a witness has a round of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class ProbingMembership(TellingMembership):
         super().__init__(network, identity, listeners=listeners, clock=clock, timing=timing, random=random)
         self._rotation = Rotation(self._random)
         self._next_round = 0.0
+        self._last_round = -math.inf
         self._reboot_not_before = -math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -80,7 +86,7 @@ class ProbingMembership(TellingMembership):
         self._network.listen_no_more()
 
     def _probed(self, replies: Mapping[str, ProbeReply | None]) -> None:
-        """Look at the replies of a punctual round, by address. Need not be overridden."""
+        """Look at the replies of a round, by address; without the silent if it came late. Need not be overridden."""
 
     # the interface
 
@@ -98,6 +104,7 @@ class ProbingMembership(TellingMembership):
     def counters(self) -> dict[str, int]:
         all_counts = {**self._counts, **self._messages.counts}
         counts = {f"p2pkv_membership_{name}_total": count for name, count in all_counts.items()}
+        counts["p2pkv_membership_stretch"] = self._health.stretch
         counts["p2pkv_expelled"] = int(self._roster is not None and self._roster.expelled is not None)
         counts["p2pkv_membership_refused_records_total"] = self._roster.n_refused if self._roster else 0
         return counts
@@ -142,11 +149,13 @@ class ProbingMembership(TellingMembership):
         self._forgive()
         for blob in blobs:
             self._learn(roster, blob)
+        self._hear_late(roster)
         self._meet_rival(roster)
         if self._draining.is_set():
             roster.drain()
-        if self._clock.monotonic() >= self._next_round:
+        if self._clock.monotonic() >= self._next_turn():
             self._round(roster)
+            self._hear_late(roster)
         self._judge(roster)
         self._commit(roster)
         if not self._view:  # expelled
@@ -155,22 +164,78 @@ class ProbingMembership(TellingMembership):
             self._spread(roster)
         if not self._stopping.is_set():
             self._listeners.on_confirmed()
-        due = 0.0 if self._news.is_untold else min(self._next_round, self._detector.next_deadline())
-        wait = max(0.0, due - self._clock.monotonic())
+        due = 0.0 if self._news.is_untold else min(self._next_turn(), self._detector.next_deadline())
+        # however seldom it asks: who listens is told twice a second that the view is confirmed
+        wait = min(max(0.0, due - self._clock.monotonic()), self._timing.probe_interval)
         self._punctuality.promise(wait)
         return wait
 
     def _round(self, roster: Roster) -> None:
         started = self._clock.monotonic()
-        self._next_round = started + self._timing.probe_interval * self._random.uniform(0.9, 1.0)
-        targets = self._targets(started)
+        is_turn = started >= self._next_round
+        targets = self._due_targets(started, is_turn=is_turn)
         addresses = list(dict.fromkeys([*(member.address for member in targets.members), *targets.addresses]))
         if not addresses:
             return
         self._punctuality.promise(self._timing.probe_timeout)
         answers = self._network.probe(addresses, self._timing.probe_timeout)
         replies = dict(zip(addresses, answers, strict=True))
-        is_late = self._forgive()
+        was_late = self._forgive()
+        self._hear_late(roster)
+        counts = is_turn and not was_late
+        silent = self._take_answers(roster, targets, replies, started, counts=counts)
+        if counts:
+            self._health.judged(self._clock.monotonic(), n_asked=len(targets.members), n_silent=len(silent))
+            self._detector.stretch = self._health.stretch
+        self._ask_witnesses(roster, silent, started)
+        if is_turn:
+            self._see_who_is_there(roster, targets, replies, was_late=was_late)
+
+    def _see_who_is_there(
+        self, roster: Roster, targets: Targets, replies: dict[str, ProbeReply | None], *, was_late: bool
+    ) -> None:
+        """Act on what was answered, whether in time or since the last turn, by whomever."""
+        late, self._late = self._late, {}
+        replies.update({a: reply for a, reply in late.items() if replies.get(a) is None})
+        if was_late:
+            replies = {address: reply for address, reply in replies.items() if reply is not None}
+        self._probed(replies)
+        present = {member.address for member in roster.view().present()}
+        strangers = [*targets.addresses, *(address for address in late if address not in present)]
+        self._compare(roster, strangers, replies)
+
+    def _due_targets(self, started: float, *, is_turn: bool) -> Targets:
+        """Return whom to probe: all whose turn it is, or, before that is so again, those that others ask about."""
+        self._last_round = started
+        if not is_turn:
+            asked_about = self._witness.asked_about()
+            asked_about.discard(self._identity.node_id)
+            return Targets([m for m in self._view.present() if m.node_id in asked_about])
+        period = self._timing.probe_interval * self._health.stretch
+        self._next_round = started + period * self._random.uniform(0.9, 1.0)
+        return self._targets(started)
+
+    def _next_turn(self) -> float:
+        """Return when the next round is due: a witness does not let others wait, however seldom it asks itself.
+
+        Where many are asked about, a whole machine is late, and asking more would make it later.
+        """
+        n_asked_about = len(self._witness.asked_about())
+        is_testimony_due = 0 < n_asked_about <= _FEW
+        return min(
+            self._next_round, self._last_round + self._timing.probe_interval if is_testimony_due else math.inf
+        )
+
+    def _take_answers(
+        self,
+        roster: Roster,
+        targets: Targets,
+        replies: Mapping[str, ProbeReply | None],
+        started: float,
+        *,
+        counts: bool,
+    ) -> list[Member]:
+        """Trust the members that answered; doubt the others, if their silence ``counts``, and return them."""
         now = self._clock.monotonic()
         silent = []
         for member in targets.members:
@@ -178,14 +243,11 @@ class ProbingMembership(TellingMembership):
             if reply is not None and (reply.node_key, reply.boot_epoch) == key_and_boot(member):
                 self._detector.answered(member, now, asked_at=started)
                 roster.trust(member, now)
-            elif not is_late:
+            elif counts and not self._detector.has_answered_since(boot_of(member), started):
                 silent.append(member)
-                if self._detector.missed(member):
+                if self._detector.missed(member, asked_at=started):
                     roster.suspect(member, now)
-        if not is_late:
-            self._probed(replies)
-        self._ask_witnesses(roster, silent, started)
-        self._compare(roster, targets.addresses, replies)
+        return silent
 
     def _meet_rival(self, roster: Roster) -> None:
         """Find out who goes on under this node's id, if a record of a higher boot of it has come up."""
@@ -255,12 +317,20 @@ class ProbingMembership(TellingMembership):
         self._serve(roster)
         if roster.was_dead:
             roster.was_dead = False
+            self._health.erred()
             log.warning(
                 "peers had taken this node for dead; it is back as incarnation %d", roster.own.incarnation
             )
             self._listeners.on_resurrected()
 
     def _account(self, old: View, new: View) -> None:
+        n_back = sum(
+            member.is_present and before is not None and before.state is State.DEAD
+            for member in new.values()
+            if (before := old.get(member.node_id)) is not None and before.boot_epoch == member.boot_epoch
+        )
+        if n_back >= 2 and 4 * n_back >= len(new.present()):
+            self._health.erred()
         for member in new.values():
             before = old.get(member.node_id)
             if before is not None and (before.boot_epoch, before.state) == (member.boot_epoch, member.state):

@@ -75,7 +75,6 @@ class RegisteredMembership(EmbeddedMembership):
         self._heard = Listing({})
         self._records: dict[str, Member] = {}
         self._candidates: dict[str, _Candidate] = {}
-        self._asked: list[Member] = []
         self._registered: Member | None = None
         self._is_usable = False
         self._n_refused = 0
@@ -208,21 +207,22 @@ class RegisteredMembership(EmbeddedMembership):
 
     def _targets(self, now: float) -> Targets:
         targets = super()._targets(now)
-        self._asked = []
+        asked: list[Member] = []
         for name, candidate in list(self._candidates.items()):
             if not self._is_news(candidate.member):
                 del self._candidates[name]
-            elif candidate.due <= now and len(self._asked) < _PER_ROUND:
-                self._asked.append(candidate.member)
+            elif candidate.due <= now and len(asked) < _PER_ROUND:
+                asked.append(candidate.member)
                 candidate.due = now + candidate.pause * self._random.uniform(0.75, 1.25)
                 candidate.pause = min(2 * candidate.pause, _LONGEST_WAIT_S)
-        return Targets(targets.members, [*targets.addresses, *(member.address for member in self._asked)])
+        return Targets(targets.members, [*targets.addresses, *(member.address for member in asked)])
 
     def _probed(self, replies: Mapping[str, ProbeReply | None]) -> None:
         super()._probed(replies)
         assert self._roster is not None
         now = self._clock.monotonic()
-        for member in self._asked:
+        for candidate in self._candidates.values():
+            member = candidate.member
             reply = replies.get(member.address)
             if reply is not None and (reply.node_key, reply.boot_epoch) == key_and_boot(member):
                 self._roster.take(member, now=now, is_proven=lambda _: True)

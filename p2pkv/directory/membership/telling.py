@@ -1,4 +1,4 @@
-"""What a node and its peers tell each other: news, whole views, doubts and testimony.
+"""What a node and its peers tell each other: news, whole views, doubts, testimony, and answers that come late.
 
 A change is told to a few peers at once, so that news doesn't wait for the next round. A peer whose digest differs from
 ours is told what is new, and exchanged views with if that did not help; it is never refused.
@@ -14,6 +14,7 @@ from secrets import randbits
 
 from p2pkv.directory.membership.base import Identity, Listeners, Membership, Network, ProbeReply
 from p2pkv.directory.membership.detector import FailureDetector
+from p2pkv.directory.membership.health import Health
 from p2pkv.directory.membership.messages import Messages
 from p2pkv.directory.membership.news import News
 from p2pkv.directory.membership.roster import Roster
@@ -51,6 +52,9 @@ class TellingMembership(Membership):
         self._timing = timing or Timing()
         self._random = random or _new_random()
         self._detector = FailureDetector(self._timing)
+        self._health = Health(self._timing)
+        self._late: dict[str, ProbeReply] = {}
+        self._overslept = False
         self._punctuality = Punctuality(self._clock, self._timing.lateness_tolerance)
         self._lateness_log = LimitedLog(log, clock=self._clock.monotonic)
         self._roster: Roster | None = None
@@ -89,6 +93,8 @@ class TellingMembership(Membership):
         now = self._clock.monotonic()
         view = roster.view()
         messages = []
+        if self._health.stretch > 1:  # there is more time, and whoever is merely late has answered by then
+            silent = [member for member in silent if self._detector.has_missed_enough(member)]
         if silent:
             asked = doubts(silent, started, now)
             blob = self._messages.news(doubts=asked)
@@ -113,7 +119,7 @@ class TellingMembership(Membership):
         """Bring closer together those who believe otherwise than this node."""
         digest = self._view.digest
         differs = {a: reply.digest != digest for a, reply in replies.items() if reply is not None}
-        unlike = [a for a in strangers if differs.pop(a, False)]
+        unlike = [address for address in dict.fromkeys(strangers) if differs.pop(address, False)]
         to_tell, to_exchange = self._news.sort_out(differs)
         recent = self._news.recent(self._clock.monotonic()) if to_tell else []
         if recent:
@@ -152,8 +158,10 @@ class TellingMembership(Membership):
         return self._random.sample(sound, min(FAN_OUT, len(sound)))
 
     def _sound(self, members: Sequence[Member], roster: Roster) -> list[Member]:
-        own = roster.own.node_id
-        return [m for m in members if m.node_id != own and not self._detector.is_doubtful(m)]
+        """Return the others that are not in doubt; all others where too many are, since they may be merely late."""
+        others = [member for member in members if member.node_id != roster.own.node_id]
+        sound = [member for member in others if not self._detector.is_doubtful(member)]
+        return sound if len(sound) >= min(FAN_OUT, len(others)) or self._health.stretch == 1 else others
 
     # what comes in
 
@@ -164,11 +172,33 @@ class TellingMembership(Membership):
 
     def _believe(self, roster: Roster, report: Report) -> None:
         now = self._clock.monotonic()
-        self._witness.ask(report.sender, report.doubts, now)
+        self._witness.ask(report.sender, report.doubts, now, stretch=self._health.stretch)
         for proof in report.proofs:
             self._detector.vouched((proof.node_id, proof.boot_epoch), min(asked_at(proof), now))
         for record in self._credible(report):
             roster.take(record, now=now, is_proven=lambda member: self._detector.is_proven(member, now))
+
+    def _hear_late(self, roster: Roster) -> None:
+        """Take in the answers that came after their time; those to probes are kept for the next round, too.
+
+        Those that lay there while this node slept say nothing of how late their senders are.
+        """
+        now = self._clock.monotonic()
+        members = {member.address: member for member in roster.view().present()}
+        for answer in self._network.late(self._health.stretch):
+            if answer.view is not None:
+                self._learn(roster, answer.view)
+            if answer.reply is None:
+                continue
+            self._late[answer.address] = answer.reply
+            member = members.get(answer.address)
+            if member is None or (answer.reply.node_key, answer.reply.boot_epoch) != key_and_boot(member):
+                continue
+            if not self._overslept:
+                self._health.heard_late(member.node_id, now - answer.asked_at)
+            if self._detector.answered_late(member, answer.asked_at):
+                roster.trust(member, now)
+        self._overslept = False
 
     def _forgive(self) -> bool:
         """Take out of every timer what this node slept through; true if it slept at all."""
@@ -177,6 +207,7 @@ class TellingMembership(Membership):
             self._detector.postpone(self._punctuality.busy_s)  # nobody was asked meanwhile
         if not late:
             return False
+        self._overslept = True
         self._counts["late_rounds"] += 1
         was_buried = late >= self._timing.burial
         self._lateness_log.warning(

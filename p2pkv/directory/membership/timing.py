@@ -43,7 +43,8 @@ class Timing:
     """The periods of an engine, in seconds.
 
     A node killed right after it answered is probed at 0.5 and 1.0 s, suspected at 1.4 s and dead at 2.4 s:
-    within 3 s even if one round comes half a second late.
+    within 3 s even if one round comes half a second late. Where most answer late, interval and suspicion are longer
+    (:mod:`.health`).
     """
 
     probe_interval: float = 0.5

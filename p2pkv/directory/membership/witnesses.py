@@ -15,7 +15,7 @@ from p2pkv.directory.membership.detector import FailureDetector
 from p2pkv.directory.view import MAX_DOUBTS, Doubt, Member, Proof
 
 _PATIENCE_S = 2.0
-"""How long a question is kept: the doubter has asked again by then."""
+"""How long a question is kept: the doubter has asked again by then. Longer where all are late, as answers are."""
 _MAX_QUESTIONS = 4096
 
 
@@ -44,14 +44,14 @@ class Witness:
     def __init__(self) -> None:
         self._questions: dict[tuple[str, str, int], _Question] = {}
 
-    def ask(self, doubter: str, doubts: Iterable[Doubt], now: float) -> None:
+    def ask(self, doubter: str, doubts: Iterable[Doubt], now: float, *, stretch: int = 1) -> None:
         """Take in what another node doubts."""
         for doubt in doubts:
             if len(self._questions) < _MAX_QUESTIONS:
                 # that the message took a while makes this later than the probe: stricter, never laxer
                 since = now - max(0, doubt.ago_ms) / 1000
                 key = (doubter, doubt.node_id, doubt.boot_epoch)
-                self._questions[key] = _Question(since, doubt.token, now + _PATIENCE_S)
+                self._questions[key] = _Question(since, doubt.token, now + _PATIENCE_S * stretch)
 
     def asked_about(self) -> set[str]:
         """Return the ids of the members to be probed for others."""

@@ -1,0 +1,65 @@
+"""How far this node's judgement of others is to be trusted: the local health multiplier of Lifeguard.
+
+Where a machine has more to do than it can, everybody on it is late, and members that take each other for dead and come
+back make more work yet. Who finds that its peers' answers come, but late, takes longer for everything: it asks less
+often, and waits longer before it gives anybody up. Only answers say so. Silence does not, so that deaths, however many
+come at once, are found as quickly as ever where those who live are on time.
+
+After Dadgar, Phillips, Currey: "Lifeguard: Local Health Awareness for More Accurate Failure Detection" (2018), section
+IV-A. There a probe without an answer counts against whoever sent it; here the late answer does, and what is multiplied
+are the interval and the suspicion, not the time that a probe has: late answers are taken in whenever they come.
+"""
+
+from __future__ import annotations
+
+import math
+
+from p2pkv.directory.membership.timing import Timing
+
+MOST = 9
+"""What periods are multiplied by at most, as in Lifeguard."""
+_MORE = 2
+"""So much above what answers need periods grow, one a round: asking less often may make answers come sooner."""
+_CALM_S = 10.0
+"""How long few must have been late before periods are tried again that were too short before."""
+
+
+class Health:
+    """The multiplier of one node. Owned by the engine's thread."""
+
+    stretch: int = 1
+    """What the probe interval and the suspicion are multiplied by."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._on_time_s = timing.probe_interval + timing.probe_timeout
+        self._late: dict[str, float] = {}
+        self._too_short = 0
+        self._late_at: float | None = None
+
+    def heard_late(self, node_id: str, age_s: float) -> None:
+        """Take notice that a member's answer was taken in so long after it was asked for."""
+        self._late[node_id] = age_s
+
+    def judged(self, now: float, *, n_asked: int, n_silent: int) -> None:
+        """Take in a round in which this node was on time itself: how many members were asked, how many are silent.
+
+        A few slow members say nothing of the others, unless there are no others.
+        """
+        ages, self._late = sorted(self._late.values()), {}
+        if n_asked and len(ages) * 2 >= n_asked and len(ages) >= min(2, n_asked):
+            if self._late_at is None:
+                self._too_short = self.stretch
+            self._late_at = now
+            needed = math.ceil(ages[len(ages) // 2] / self._on_time_s)
+            self.stretch = min(MOST, max(self.stretch, needed, min(self.stretch + 1, needed + _MORE)))
+        elif n_silent * 2 <= n_asked:
+            self._calm(now)
+
+    def _calm(self, now: float) -> None:
+        if self._late_at is not None and now - self._late_at >= _CALM_S:
+            self._too_short, self._late_at = 0, None
+        self.stretch = min(self.stretch, max((self.stretch + 1) // 2, self._too_short + 1))
+
+    def erred(self) -> None:
+        """Take notice that many who were given up have come back, or that this node itself had been given up."""
+        self.stretch = min(MOST, self.stretch + 1)
