@@ -17,12 +17,15 @@ from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv.directory.view import State, node_key
 from p2pkv.errors import DuplicateNodeError
 from p2pkv.page import Keys
+from p2pkv.testing.simulated_network import LATENCY
 from simulated_world import EFFECTS, MOST_PAGES, World, WorldNode
 
 SETTLE_S = 16.0
 """From the end of the last fault to the judgement: a death, its news, what moved, an owed entry's retries."""
 _MOST_NODES = 6
 _HOUR_S = 3600.0
+_MOST_LATE_S = 1.0
+"""Later than that, members may be given up before anybody notices that all are late."""
 
 
 @dataclass
@@ -142,6 +145,21 @@ class Schedule:
             self.note(f"{node.node_id} sleeps in its probes")
             node.network.late_probes = [self.random.uniform(0.5, 3.0)]
 
+    def be_late(self) -> None:
+        """Have a node, or all of them, answer late for a while."""
+        node = self.some(self.up())
+        if node is not None:
+            seconds = self.random.uniform(0.1, _MOST_LATE_S)
+            late = self.world.nodes if self.random.random() < 0.5 else [node]
+            self.note(f"{', '.join(n.node_id for n in late)} answer in {seconds:.1f} s")
+            for node in late:
+                node.network.answers_in = seconds
+
+    def be_quick(self) -> None:
+        self.note("all answer at once")
+        for node in self.world.nodes:
+            node.network.answers_in = LATENCY
+
     def cut(self) -> None:
         """Break the link of two nodes, one way or both."""
         if len(self.world.nodes) < 2:
@@ -207,6 +225,8 @@ class Schedule:
             self.go_on: 2,
             self.hold: 3,
             self.oversleep: 1,
+            self.be_late: 1,
+            self.be_quick: 1,
             self.cut: 3,
             self.part: 1,
             self.heal: 2,
