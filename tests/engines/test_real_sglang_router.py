@@ -80,7 +80,7 @@ WITH_LOGPROBS = generate(tokens(40, "l"), stream=False, return_logprob=True, log
 
 
 def outputs(port: int, asked: Asked) -> list[list[Any]]:
-    """Return the tokens of an answer, a list for each prompt; the pieces of text where SGLang tells no tokens."""
+    """Return the tokens of an answer, a list for each prompt; the text where SGLang tells no tokens."""
     raw = post(port, asked.path, asked.body)
     if asked.body["stream"]:
         events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
@@ -93,12 +93,11 @@ def outputs(port: int, asked: Asked) -> list[list[Any]]:
         answers = parts[-1] if isinstance(parts[-1], list) else [parts[-1]]
         return [answer["output_ids"] for answer in answers]
     found: list[list[Any]] = [[] for _ in range(asked.n_prompts)]
+    texts = [""] * asked.n_prompts  # as one: a server that is busy says several tokens in a piece
     for choice in (choice for part in parts for choice in part["choices"]):
-        output = choice.get("token_ids") or choice.get("response_token_ids")
-        found[choice["index"]] += output or [
-            text for text in [choice.get("delta", {}).get("content")] if text
-        ]
-    return found
+        found[choice["index"]] += choice.get("token_ids") or choice.get("response_token_ids") or []
+        texts[choice["index"]] += choice.get("delta", {}).get("content") or ""
+    return [ids or ([text] if text else []) for ids, text in zip(found, texts, strict=True)]
 
 
 class Served:
