@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crowded_machine import CrowdedMachine
 from p2pkv.directory.membership.embedded import EmbeddedMembership
+from p2pkv.directory.membership.health import MOST
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.view import State
 from p2pkv.testing.simulated_cluster import SimulatedCluster
@@ -153,21 +156,53 @@ def test_who_oversleeps_again_and_again_finds_the_dead_as_quickly_as_others():
     assert stretches(cluster) == {1}
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_witness_that_takes_longer_does_not_let_others_wait(seed):
-    """Two that are on time lose each other, and whom they ask have found everybody late a moment ago."""
-    cluster = SimulatedCluster(EmbeddedMembership, seed=seed)
-    nodes = cluster.start_many(5)
-    for node in nodes[2:]:
-        node.engine._health.stretch = node.engine._detector.stretch = 9
-        node.engine._health._too_short = 8
+@pytest.mark.parametrize("n_cut", [1, 3, 4])
+@pytest.mark.parametrize("n_killed", [0, 3])
+def test_a_witness_that_takes_longer_does_not_let_others_wait(n_cut, n_killed):
+    """One that is on time loses others, and whom it asks have found everybody late a moment ago."""
+    cluster = SimulatedCluster(EmbeddedMembership, seed=1)
+    first, *others = cluster.start_many(12)
+    for node in others:
+        node.engine._health.stretch = node.engine._detector.stretch = MOST
+        node.engine._health._too_short = MOST - 1
         node.engine._health._late_at = cluster.simulation.now + 60.0
     cluster.run(5)
-    cluster.simulation.cut(nodes[0].network, nodes[1].network)
-    cluster.simulation.cut(nodes[1].network, nodes[0].network)
+    for node in others[:n_cut]:
+        cluster.simulation.cut(first.network, node.network)
+        cluster.simulation.cut(node.network, first.network)
+    if n_killed:
+        cluster.kill(*others[-n_killed:])
     cluster.run(30)
-    assert stretch_of(nodes[2]) == 9
-    assert deaths(cluster) == 0
+    assert stretch_of(others[0]) == MOST
+    assert not {node_id for node in cluster.nodes.values() for node_id in node.died} & set(cluster.nodes)
+
+
+def test_one_that_says_others_are_dead_slows_nobody_down():
+    cluster = started(EmbeddedMembership, 1)
+    liar, *others = cluster.nodes.values()
+    for _ in range(200):
+        for node in others:
+            death = replace(node.engine.view()[node.node_id], state=State.DEAD)
+            node.network.deliver(liar.engine._messages.news([death]), cluster.simulation.now)
+        cluster.run(0.5)
+    assert max(stretch_of(node) for node in others) <= 2
+
+
+def test_an_expelled_node_does_not_take_its_id_back_from_one_that_answers_late():
+    cluster = SimulatedCluster(EmbeddedMembership, seed=1)
+    nodes = cluster.start_many(4)
+    cluster.simulation.partition([nodes[0].network], [node.network for node in nodes[1:]])
+    cluster.run(5)
+    successor = cluster.start("n0", "h9:7000", join=[nodes[1].network.address])
+    cluster.simulation.partition([n.network for n in (*nodes[1:], successor)], [nodes[0].network])
+    cluster.run(5)
+    cluster.simulation.heal()
+    cluster.run(10)
+    assert nodes[0].expulsions
+    for node in (*nodes, successor):
+        node.network.answers_in = 0.6
+    cluster.run(60)
+    assert successor.expulsions == []
 
 
 @pytest.mark.parametrize("n_nodes", [4, 6])

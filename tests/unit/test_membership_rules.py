@@ -115,7 +115,7 @@ def test_a_single_peer_that_is_late_is_given_time():
 def test_it_is_as_quick_as_before_when_most_are_on_time_and_not_while_they_are_silent():
     judge = Judge()
     judge.rounds(9, ages=[9.0] * 8)
-    assert judge.rounds(9, n_silent=5) == MOST
+    assert judge.rounds(5, n_silent=5) == MOST
     assert judge.rounds(3, ages=[9.0] * 3, n_silent=3) == 2
     assert judge.rounds(9) == 1
 
@@ -194,3 +194,24 @@ def test_computing_is_not_lateness():
     assert punctuality.busy_s == 5.0
     clock.now += 5.0
     assert punctuality.lateness() == 5.0
+
+
+def test_who_has_been_very_late_and_is_a_little_late_now_is_waited_for_less():
+    judge = Judge()
+    assert judge.rounds(9, ages=[8.0] * 8) == MOST
+    assert judge.rounds(9, ages=[0.5] * 8) == 3
+
+
+def test_the_silence_of_most_keeps_nobody_slow_for_ever():
+    judge = Judge()
+    judge.rounds(3, ages=[3.0] * 8)
+    assert judge.rounds(40, n_silent=5) == 1
+
+
+def test_mistakes_lengthen_periods_once_in_ten_seconds():
+    health = Health(Timing())
+    for tenths in range(100):
+        health.erred(tenths / 10)
+    assert health.stretch == 2
+    health.erred(10.0)
+    assert health.stretch == 3

@@ -77,8 +77,12 @@ class FailureDetector:
         return self._asked.get(boot, -math.inf) >= since
 
     def is_doubtful(self, member: Member) -> bool:
-        """Whether the member is to be probed in every round until this is settled."""
-        return member.state is State.SUSPECT or boot_of(member) in self._misses
+        """Whether the member is to be probed in every round until this is settled.
+
+        Where most are late, a single open probe says nothing.
+        """
+        is_silent = self.has_missed_enough(member) if self.stretch > 1 else boot_of(member) in self._misses
+        return member.state is State.SUSPECT or is_silent
 
     def is_proven(self, member: Member, now: float) -> bool:
         """Whether our own latest probe, a recent one, says that the member lives: rumours count less then."""

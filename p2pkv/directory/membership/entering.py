@@ -13,6 +13,7 @@ import threading
 from abc import abstractmethod
 from dataclasses import replace
 
+from p2pkv.directory.membership.base import ProbeReply
 from p2pkv.directory.membership.detector import FailureDetector
 from p2pkv.directory.membership.entry import claim_boot_epoch, own_record
 from p2pkv.directory.membership.expulsion import Expulsion
@@ -145,6 +146,8 @@ class EnteringMembership(ProbingMembership):
         if started >= expulsion.due:
             self._punctuality.promise(self._timing.probe_timeout)
             reply = self._network.probe([expulsion.successor.address], self._timing.probe_timeout)[0]
+            if reply is None:
+                reply = self._late_reply(expulsion.successor.address)
             late, now = self._punctuality.lateness(), self._clock.monotonic()
             if reply is not None and reply.node_key == roster.own.key:
                 expulsion.answered(now)
@@ -157,6 +160,11 @@ class EnteringMembership(ProbingMembership):
         wait = max(0.0, expulsion.due - self._clock.monotonic()) if roster.expelled is not None else 0.0
         self._punctuality.promise(wait)
         return wait
+
+    def _late_reply(self, address: str) -> ProbeReply | None:
+        """Return what an address has answered to an earlier probe, late, if it has."""
+        late = [answer.reply for answer in self._network.late(1.0) if answer.address == address]
+        return next((reply for reply in reversed(late) if reply is not None), None)
 
     def _enter_again(self, roster: Roster, expulsion: Expulsion) -> None:
         """Be a member again, above every boot that is known, unless peers still count on another one."""

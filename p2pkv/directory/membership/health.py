@@ -21,7 +21,9 @@ MOST = 9
 _MORE = 2
 """So much above what answers need periods grow, one a round: asking less often may make answers come sooner."""
 _CALM_S = 10.0
-"""How long few must have been late before periods are tried again that were too short before."""
+"""How long most must have been on time before periods are tried again that were too short before."""
+_SILENT_S = 30.0
+"""For how long the silence of most may say that they are late; after that it is what it is."""
 
 
 class Health:
@@ -34,7 +36,8 @@ class Health:
         self._on_time_s = timing.probe_interval + timing.probe_timeout
         self._late: dict[str, float] = {}
         self._too_short = 0
-        self._late_at: float | None = None
+        self._is_calm = True
+        self._late_at = self._erred_at = -math.inf
 
     def heard_late(self, node_id: str, age_s: float) -> None:
         """Take notice that a member's answer was taken in so long after it was asked for."""
@@ -47,19 +50,29 @@ class Health:
         """
         ages, self._late = sorted(self._late.values()), {}
         if n_asked and len(ages) * 2 >= n_asked and len(ages) >= min(2, n_asked):
-            if self._late_at is None:
-                self._too_short = self.stretch
+            if self._is_calm:
+                self._too_short, self._is_calm = self.stretch, False
             self._late_at = now
-            needed = math.ceil(ages[len(ages) // 2] / self._on_time_s)
-            self.stretch = min(MOST, max(self.stretch, needed, min(self.stretch + 1, needed + _MORE)))
-        elif n_silent * 2 <= n_asked:
-            self._calm(now)
+            self._follow(math.ceil(ages[len(ages) // 2] / self._on_time_s))
+        elif n_silent * 2 <= n_asked or now - max(self._late_at, self._erred_at) >= _SILENT_S:
+            self._calm_down(now)
 
-    def _calm(self, now: float) -> None:
-        if self._late_at is not None and now - self._late_at >= _CALM_S:
-            self._too_short, self._late_at = 0, None
+    def _follow(self, needed: int) -> None:
+        most = needed + _MORE
+        one_step = self.stretch + (1 if self.stretch < most else -1 if self.stretch > most else 0)
+        self.stretch = min(MOST, max(needed, one_step))
+
+    def _calm_down(self, now: float) -> None:
+        self._is_calm = True
+        if now - self._late_at >= _CALM_S:
+            self._too_short = 0
         self.stretch = min(self.stretch, max((self.stretch + 1) // 2, self._too_short + 1))
 
-    def erred(self) -> None:
-        """Take notice that many who were given up have come back, or that this node itself had been given up."""
-        self.stretch = min(MOST, self.stretch + 1)
+    def erred(self, now: float) -> None:
+        """Take notice that many who were given up have come back, or that this node itself had been given up.
+
+        It counts once in ten seconds: a single liar can say so without end.
+        """
+        if now - self._erred_at >= _CALM_S:
+            self._erred_at = now
+            self.stretch = min(MOST, self.stretch + 1)

@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 _FAILURES_TO_WITHDRAW = 10
 """Turns that fail in a row, five seconds or so, after which peers go on without this node until one succeeds."""
 
-_FEW = 3
-"""Members that others ask about, for whom a witness has a round of its own."""
+_WITNESSED = 3
+"""Members that a witness probes at once between its own turns. Where many are asked about, all may be late, and asking
+more would make them later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class ProbingMembership(TellingMembership):
     ) -> None:
         super().__init__(network, identity, listeners=listeners, clock=clock, timing=timing, random=random)
         self._rotation = Rotation(self._random)
+        self._witnessed = Rotation(self._random, _WITNESSED)
         self._next_round = 0.0
         self._last_round = -math.inf
         self._reboot_not_before = -math.inf
@@ -176,6 +178,7 @@ class ProbingMembership(TellingMembership):
         targets = self._due_targets(started, is_turn=is_turn)
         addresses = list(dict.fromkeys([*(member.address for member in targets.members), *targets.addresses]))
         if not addresses:
+            self._judge_health(0, 0)
             return
         self._punctuality.promise(self._timing.probe_timeout)
         answers = self._network.probe(addresses, self._timing.probe_timeout)
@@ -185,11 +188,14 @@ class ProbingMembership(TellingMembership):
         counts = is_turn and not was_late
         silent = self._take_answers(roster, targets, replies, started, counts=counts)
         if counts:
-            self._health.judged(self._clock.monotonic(), n_asked=len(targets.members), n_silent=len(silent))
-            self._detector.stretch = self._health.stretch
+            self._judge_health(len(targets.members), len(silent))
         self._ask_witnesses(roster, silent, started)
         if is_turn:
             self._see_who_is_there(roster, targets, replies, was_late=was_late)
+
+    def _judge_health(self, n_asked: int, n_silent: int) -> None:
+        self._health.judged(self._clock.monotonic(), n_asked=n_asked, n_silent=n_silent)
+        self._detector.stretch = self._health.stretch
 
     def _see_who_is_there(
         self, roster: Roster, targets: Targets, replies: dict[str, ProbeReply | None], *, was_late: bool
@@ -208,23 +214,22 @@ class ProbingMembership(TellingMembership):
         """Return whom to probe: all whose turn it is, or, before that is so again, those that others ask about."""
         self._last_round = started
         if not is_turn:
-            asked_about = self._witness.asked_about()
-            asked_about.discard(self._identity.node_id)
-            return Targets([m for m in self._view.present() if m.node_id in asked_about])
+            return Targets(self._witnessed.next(self._asked_about()))
         period = self._timing.probe_interval * self._health.stretch
         self._next_round = started + period * self._random.uniform(0.9, 1.0)
         return self._targets(started)
 
-    def _next_turn(self) -> float:
-        """Return when the next round is due: a witness does not let others wait, however seldom it asks itself.
+    def _asked_about(self) -> list[Member]:
+        """Return the others for whom this node is a witness."""
+        asked_about = self._witness.asked_about()
+        own = self._identity.node_id
+        return [m for m in self._view.present() if m.node_id in asked_about and m.node_id != own]
 
-        Where many are asked about, a whole machine is late, and asking more would make it later.
-        """
-        n_asked_about = len(self._witness.asked_about())
-        is_testimony_due = 0 < n_asked_about <= _FEW
-        return min(
-            self._next_round, self._last_round + self._timing.probe_interval if is_testimony_due else math.inf
-        )
+    def _next_turn(self) -> float:
+        """Return when the next round is due: a witness does not let others wait, however seldom it asks itself."""
+        if not self._asked_about():
+            return self._next_round
+        return min(self._next_round, self._last_round + self._timing.probe_interval)
 
     def _take_answers(
         self,
@@ -317,7 +322,7 @@ class ProbingMembership(TellingMembership):
         self._serve(roster)
         if roster.was_dead:
             roster.was_dead = False
-            self._health.erred()
+            self._health.erred(self._clock.monotonic())
             log.warning(
                 "peers had taken this node for dead; it is back as incarnation %d", roster.own.incarnation
             )
@@ -330,7 +335,7 @@ class ProbingMembership(TellingMembership):
             if (before := old.get(member.node_id)) is not None and before.boot_epoch == member.boot_epoch
         )
         if n_back >= 2 and 4 * n_back >= len(new.present()):
-            self._health.erred()
+            self._health.erred(self._clock.monotonic())
         for member in new.values():
             before = old.get(member.node_id)
             if before is not None and (before.boot_epoch, before.state) == (member.boot_epoch, member.state):
