@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from p2pkv_bench import attached_engines
 from p2pkv_bench.attached_engines import HOST, path_of
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.fetch import fetch_all, read_once
+from p2pkv_bench.holding import Holding
 from p2pkv_bench.keys import keys_at
 from p2pkv_bench.pair import Move, Pages, Pair
 from p2pkv_bench.peer import Meeting, Peer
@@ -29,9 +29,6 @@ from p2pkv_bench.references import MEMCPY
 from p2pkv_bench.rounds import Call, Contestant, take_turns, timed
 from p2pkv_bench.rows import KIB, MIB, Row, Target, make_row
 from p2pkv_bench.working_set import Destination, Rotation, Source, checksums
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 IN_PROCESS = "in process"
 _ENGINE, _NODE = "engine", "node"
@@ -57,7 +54,7 @@ def _shapes(plan: Plan) -> Iterator[tuple[int, int]]:
                 yield page_nbytes, batch
 
 
-class Ends:
+class Ends(Holding):
     """An engine and a node in this process, the engine's host in another; pools of one size, memory of both."""
 
     def __init__(self, meeting: Meeting, plan: Plan, pool_nbytes: int) -> None:
@@ -86,15 +83,6 @@ class Ends:
     def _register(self, node: Node) -> None:
         self.source.register(node, readable=False)
         node.register_memory(self.destination.array)
-
-    def close(self) -> None:
-        self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _publishes(meeting: Meeting, plan: Plan) -> Iterator[Row]:

@@ -7,12 +7,9 @@ import os
 import shutil
 import subprocess
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from p2pkv_bench.errors import BenchError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from p2pkv_bench.holding import Holding
 
 CUTS = ("unplugged", "answers vanish", "requests vanish")
 """How a cable is cut: out of the owner's port, or such that what one side sends is lost without a word."""
@@ -34,7 +31,7 @@ def unavailable() -> str | None:
     return None
 
 
-class Cables:
+class Cables(Holding):
     """Places "a" and "b", and ``n`` cables ``r0``, ``r1``.. between them. Undone by :meth:`close`."""
 
     def __init__(self, n: int) -> None:
@@ -86,16 +83,6 @@ class Cables:
             return
         source, target = ("a", "b") if how == "answers vanish" else ("b", "a")
         self._ip(source, "neigh", "del", self.address(target, cable), "dev", f"r{cable}")
-
-    def close(self) -> None:
-        """Remove the places, and with them the cables."""
-        self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def _run(*command: str) -> None:

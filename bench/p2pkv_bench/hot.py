@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from p2pkv_bench.errors import BenchError
+from p2pkv_bench.holding import Holding
 from p2pkv_bench.peer import Meeting, Peer
 from p2pkv_bench.plan import Plan
 from p2pkv_bench.rounds import percentile, take_turns
 from p2pkv_bench.rows import KIB, MIB, Row, make_row
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _READERS = 4
 _OWNER = "owner"
@@ -44,7 +41,7 @@ class _Figures:
     p99: list[float] = field(default_factory=list)  # us of a call
 
 
-class _Crowd:
+class _Crowd(Holding):
     """An owner and its readers."""
 
     def __init__(self, share: float, transport: str) -> None:
@@ -91,15 +88,6 @@ class _Crowd:
             figures.owner_ms.append(spent * 1e3 / seconds)
             figures.p99.append(percentile([call for a in answers for call in a["calls"]], 99) * 1e6)
         return gb
-
-    def close(self) -> None:
-        self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from p2pkv.node import Node
 from p2pkv.transports.base import Transport
 from p2pkv_bench.errors import BenchError
+from p2pkv_bench.holding import Holding
 from p2pkv_bench.keys import keys_at
 from p2pkv_bench.peer import Meeting, Peer
 from p2pkv_bench.rows import MIB
 from p2pkv_bench.working_set import Destination, Rotation, Source, checksums
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 READER = "reader"
 OWNER = "owner"
@@ -32,7 +30,7 @@ class Memories(Protocol):
     destination: Destination
 
 
-class Pair:
+class Pair(Holding):
     """The reader is here, the owner in the other process; so is the shard that has the directory entries."""
 
     def __init__(
@@ -75,15 +73,6 @@ class Pair:
         self.source.register(node, readable=self._readable)
         node.register_memory(self.destination.array)
         return node
-
-    def close(self) -> None:
-        self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class Pages:
