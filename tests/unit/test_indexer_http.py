@@ -68,6 +68,8 @@ def test_what_is_on_a_disk_only_is_said_to_be_there(tmp_path: Path) -> None:
     pair = Pair(tmp_path, **settings, disk_path=None)
     try:
         first = pair.publish()
+        # what the pool evicts before it was written is on no disk
+        eventually(lambda: pair.owner.counters()["p2pkv_disk_stored_pages_total"] == N, 10.0)
         for _ in range(3):  # which have no room beside it
             pair.publish()
         eventually(lambda: held(pair.reader, first)["owner"] | {"DP": 0} == held_on_disk(), 10.0)
