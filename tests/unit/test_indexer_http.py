@@ -63,7 +63,8 @@ def test_any_node_says_who_has_the_leading_run(pair: Pair) -> None:
     assert {each["EXTERNAL"] for each in held(pair.owner, keys).values()} == {0}
 
 
-def test_what_is_on_a_disk_only_is_said_to_be_there(tmp_path: Path) -> None:
+def test_what_is_on_a_disk_only_is_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # or what earlier runs have left would be there, too
     settings = {"indexer": "127.0.0.1:0", "pool_size": 65536, "disk_size": 8 << 20, "buffer_size": 0}
     pair = Pair(tmp_path, **settings, disk_path=None)
     try:
