@@ -1,4 +1,4 @@
-"""What the suites' clusters, pairs and networks have in common: they end with what was started for them."""
+"""The suites' clusters, pairs and networks end with what was started for them, all in the same way."""
 
 from __future__ import annotations
 

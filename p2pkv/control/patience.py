@@ -29,11 +29,11 @@ _MAX_WAYS = 1024
 """That wait at once, of all peers. Beyond it the one that has waited longest is given up."""
 
 _MESSAGES_AT_ONCE = 64
-"""Of one connection, so that no peer holds up the others by sending without end."""
+"""So many are read of one connection at a look, so that no peer holds up the others by sending without end."""
 
 
 class LateAnswer(NamedTuple):
-    """What came after its call had ended. ``asked_at`` is a time of :func:`time.monotonic`."""
+    """It came after its call had ended. ``asked_at`` is a time of :func:`time.monotonic`."""
 
     request: Request
     asked_at: float

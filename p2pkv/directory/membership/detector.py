@@ -14,7 +14,7 @@ from p2pkv.directory.view import Member, State, View
 Boot = tuple[str, int]
 """A node's id and boot epoch."""
 _MISSES = 16
-"""Of a member, that are remembered: the latest."""
+"""So many of a member's open probes are remembered, the latest."""
 
 
 class FailureDetector:
@@ -23,7 +23,7 @@ class FailureDetector:
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self.stretch = 1
-        """What every period is multiplied by, while this node finds that all are late."""
+        """Every period is multiplied by this, which is more than 1 while this node finds that most are late."""
         self._misses: dict[Boot, list[float]] = {}  # when those probes were sent, oldest first
         self._answered: dict[Boot, float] = {}
         self._asked: dict[Boot, float] = {}

@@ -17,13 +17,13 @@ import math
 from p2pkv.directory.membership.timing import Timing
 
 MOST = 9
-"""What periods are multiplied by at most, as in Lifeguard."""
+"""Periods are multiplied by so much at most, as in Lifeguard."""
 _MORE = 2
 """So much above what answers need periods grow, one a round: asking less often may make answers come sooner."""
 _CALM_S = 10.0
-"""How long most must have been on time before periods are tried again that were too short before."""
+"""Most must have been on time for so long before periods are tried again that were too short before."""
 _SILENT_S = 30.0
-"""For how long the silence of most may say that they are late; after that it is what it is."""
+"""The silence of most may say for so long that they are late; after that they count as gone."""
 
 
 class Health:
