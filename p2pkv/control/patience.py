@@ -44,11 +44,13 @@ class LateAnswer(NamedTuple):
 class _Way:
     """A connection to a peer with unanswered requests, oldest first.
 
-    It has several lines as long as it is not known by which of several secrets the peer goes.
+    It has several lines as long as it is not known by which of several secrets the peer goes. ``is_guessed``: it has
+    one for a secret of several, by which the peer went when it was asked last.
     """
 
     address: str
     lines: list[Line]
+    is_guessed: bool
     asked: dict[int, tuple[Request, float]] = field(default_factory=dict)
 
     @property
@@ -142,15 +144,15 @@ class PatientLines:
         lines = self._client.borrow(address)
         if not lines:
             return last
-        way = _Way(address, lines)
+        way = _Way(address, lines, is_guessed=len(lines) < self._client.n_secrets)
         self._by_socket.update((line.socket, way) for line in lines)
         self._ways.setdefault(address, deque()).append(way)
         return way
 
     def _may_yet_answer(self, way: _Way, now: float) -> bool:
-        """Whether to ask once more by a way that waits; of several secrets the peer may go by another one by now."""
+        """Whether to ask once more by a way that waits; a guess is good for one round of questions."""
         waits_s = now - way.waits_since
-        return waits_s == 0 if self._client.has_several_secrets else waits_s < self.patience_s / _WAYS_A_PEER
+        return waits_s < self.patience_s / _WAYS_A_PEER and not (way.is_guessed and waits_s > 0)
 
     def _taken(self, wait_s: float) -> Iterator[tuple[int, LateAnswer]]:
         """Yield what is there, by the request's id; wait a glance for it, or for ``wait_s`` if that is less."""
@@ -196,6 +198,7 @@ class PatientLines:
 
     def _answered(self, way: _Way, socket: Socket, request_id: int) -> None:
         """Keep the line by which an answer came; what was asked by it before will not be answered any more."""
+        way.is_guessed = False
         for line in [line for line in way.lines if line.socket is not socket]:
             self._close(way, line)
         for earlier in list(way.asked):

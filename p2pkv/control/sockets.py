@@ -214,9 +214,9 @@ class ControlClient:
             line.socket.close()
 
     @property
-    def has_several_secrets(self) -> bool:
-        """Whether a peer may go by one of several."""
-        return bool(self._keys.accepted)
+    def n_secrets(self) -> int:
+        """By how many a peer may go."""
+        return len(self._keys.all)
 
     def has_idle(self, address: str) -> bool:
         """Whether there is a line to a peer by which nothing is asked."""

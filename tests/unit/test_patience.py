@@ -232,6 +232,21 @@ def test_a_server_of_another_secret_after_a_restart_is_heard_at_the_second_quest
         assert len(bench.late(1)) == 1
 
 
+def test_what_is_asked_by_every_secret_waits_on_by_the_same_connections() -> None:
+    old = new_keys()
+    with bench_of(new_keys(old), old) as bench:
+        bench.ask_in_vain()
+        bench.ask_in_vain()
+        first, second = bench.server.take(2)
+        assert first == second
+        assert bench.lines.n_waiting == 1
+        bench.server.answer()
+        bench.late(1)
+        bench.ask_in_vain()  # the one that has answered leads to it, whatever else is unanswered
+        assert bench.server.take(1) == [second]
+        assert bench.lines.n_waiting == 1
+
+
 def test_an_answer_that_can_not_be_used_ends_the_call(bench: Bench) -> None:
     replies: list[object] = []
     asking = threading.Thread(target=lambda: replies.extend(bench.lines.ask([bench.probe], 60.0)))
