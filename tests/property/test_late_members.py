@@ -205,6 +205,25 @@ def test_an_expelled_node_does_not_take_its_id_back_from_one_that_answers_late()
     assert successor.expulsions == []
 
 
+@pytest.mark.parametrize("answers_in", [1.3, 1.8])
+def test_who_goes_on_under_an_id_is_heard_though_it_answers_late(answers_in):
+    cluster = SimulatedCluster(EmbeddedMembership, seed=1)
+    nodes = cluster.start_many(4)
+    cluster.run(3)
+    cluster.simulation.partition([nodes[0].network], [node.network for node in nodes[1:]])
+    cluster.run(5)
+    successor = cluster.start("n0", "h9:7000", join=[nodes[1].network.address])
+    cluster.run(5)
+    for node in (*nodes, successor):
+        node.network.answers_in = answers_in
+    cluster.run(10)
+    cluster.simulation.heal()
+    cluster.run(60)
+    assert nodes[0].expulsions
+    reboots = [node.engine.counters()["p2pkv_membership_reboots_total"] for node in (nodes[0], successor)]
+    assert reboots == [0, 0]
+
+
 @pytest.mark.parametrize("n_nodes", [4, 6])
 def test_a_broken_path_among_late_members_gives_nobody_up(n_nodes):
     cluster = SimulatedCluster(EmbeddedMembership, seed=1)

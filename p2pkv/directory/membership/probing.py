@@ -68,6 +68,7 @@ class ProbingMembership(TellingMembership):
         self._next_round = 0.0
         self._last_round = -math.inf
         self._reboot_not_before = -math.inf
+        self._rival_asked_since = math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._draining = threading.Event()
@@ -259,14 +260,15 @@ class ProbingMembership(TellingMembership):
         rival, own, now = roster.rival, roster.own, self._clock.monotonic()
         if rival is None or now < self._reboot_not_before:
             return
-        roster.rival = None
+        reply = None
+        if rival.boot_epoch >= own.boot_epoch and rival.address != own.address:
+            reply = self._ask_rival(rival.address, now)
+            if reply is None and now < self._rival_asked_since + self._timing.duplicate_patience:
+                return
+        roster.rival, self._rival_asked_since = None, math.inf
+        self._namesakes.clear()
         if rival.boot_epoch < own.boot_epoch:
             return
-        reply = None
-        if rival.address != own.address:
-            self._punctuality.promise(self._timing.duplicate_timeout)
-            reply = self._network.probe([rival.address], self._timing.duplicate_timeout)[0]
-            self._forgive()
         # an answer with our own boot is our own: the rival's address is one of ours by now
         if reply is not None and reply.node_key == own.key and reply.boot_epoch >= rival.boot_epoch:
             roster.expelled = (
@@ -288,6 +290,16 @@ class ProbingMembership(TellingMembership):
         self._counts["reboots"] += 1
         self._listeners.on_reboot(roster.own.boot_epoch)
         self._network.announce(*key_and_boot(roster.own))
+
+    def _ask_rival(self, address: str, now: float) -> ProbeReply | None:
+        """Return what is answered there, now or late to an earlier question; None if nothing is yet."""
+        self._rival_asked_since = min(now, self._rival_asked_since)
+        if (late := self._namesakes.get(address)) is not None:
+            return late
+        self._punctuality.promise(self._timing.duplicate_timeout)
+        [reply] = self._network.probe([address], self._timing.duplicate_timeout)
+        self._forgive()
+        return reply
 
     def _judge(self, roster: Roster) -> None:
         now = self._clock.monotonic()

@@ -54,6 +54,7 @@ class TellingMembership(Membership):
         self._detector = FailureDetector(self._timing)
         self._health = Health(self._timing)
         self._late: dict[str, ProbeReply] = {}
+        self._namesakes: dict[str, ProbeReply] = {}
         self._overslept = False
         self._punctuality = Punctuality(self._clock, self._timing.lateness_tolerance)
         self._lateness_log = LimitedLog(log, clock=self._clock.monotonic)
@@ -191,6 +192,9 @@ class TellingMembership(Membership):
             if answer.reply is None:
                 continue
             self._late[answer.address] = answer.reply
+            # by another node under this one's id: the one that has come up, if it still lives
+            if roster.rival is not None and answer.reply.node_key == roster.own.key:
+                self._namesakes[answer.address] = answer.reply
             member = members.get(answer.address)
             if member is None or (answer.reply.node_key, answer.reply.boot_epoch) != key_and_boot(member):
                 continue

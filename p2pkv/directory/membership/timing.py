@@ -53,6 +53,8 @@ class Timing:
     misses_to_suspect: int = 2
     suspicion: float = 1.0
     duplicate_timeout: float = 1.0
+    duplicate_patience: float = 4.0
+    """How long a node that goes on under this one's id is asked for until it counts as gone: it may answer late."""
     agreement: float = 0.5
     """How long a starting node waits until its peers know it. One whose interpreter is held does not hold it
     up for longer."""
