@@ -74,10 +74,7 @@ class OwnHost(Resource):
         try:
             self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S, mark=mark)
         except RuntimeError as error:
-            raise ControlError(
-                f"cannot attach to the node at 'unix:{path}': {error}; start one there (p2pkv node with "
-                "attach_listen), or leave attach out"
-            ) from error
+            raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
         self.pool.set(self._attachment.take_pool())
 
     @property

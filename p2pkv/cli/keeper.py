@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from p2pkv.cli.signals import EndingSignals
+from p2pkv.cli.untraceable import become_untraceable
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.server import KeeperServer
 
@@ -26,7 +27,8 @@ def run(
     path = address.removeprefix("unix:")
     if path == address or not path.startswith("/"):
         raise ConfigError(f"a keeper listens at unix: and an absolute path, not {address!r}")
-    console = Console(highlight=False, soft_wrap=True)
+    become_untraceable()
+    console = Console(highlight=False)
     server = KeeperServer(path)
     try:
         with EndingSignals() as ending:

@@ -15,6 +15,7 @@ from p2pkv.cache.drained import DRAIN_SLACK_S, Drained, sentence
 from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
+from p2pkv.cli.untraceable import become_untraceable
 from p2pkv.config import Config
 from p2pkv.directory.view import Member
 from p2pkv.errors import ConfigError
@@ -58,6 +59,7 @@ def run_until_ended(config: Config) -> None:
     """Run the node of ``config`` until SIGINT, SIGTERM or p2pkv drain, and print who comes and goes."""
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
+    become_untraceable()
     with EndingSignals() as ending, Node.start(config) as node:
         ways = transports.described(_own(node).transports)
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"

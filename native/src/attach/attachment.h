@@ -25,7 +25,7 @@ namespace p2pkv::attaching {
 // Thread-safe. Calls block until their deadline at most.
 class Attachment {
  public:
-  static constexpr size_t kMostLines = 8;
+  static constexpr size_t kMostLines = attaching::kMostLines;
   // A staging has at least so many bytes, so that large batches take few rounds.
   static constexpr uint64_t kStagingBytes = 16 << 20;
   // No node is relied on for longer; nanoseconds. What says more is of another clock.

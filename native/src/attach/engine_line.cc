@@ -17,11 +17,16 @@ std::string why_refused(const Welcome& welcome) {
       return "the node there speaks version " + std::to_string(welcome.version) +
              " of attaching, and this p2pkv " + std::to_string(kVersion) + "; upgrade one of the two";
     case Refusal::kTooMany:
-      return "the node there has as many engines, or lines of this engine, as it lets in";
+      return "the node there has let in " + std::to_string(kMostEngines) + " engines, or " +
+             std::to_string(kMostLines) +
+             " lines of this one, and takes no more; end an engine of this host, "
+             "or leave attach out";
     case Refusal::kUnknownEngine:
-      return "the node there does not know this engine any more";
+      return "the node there does not know this engine any more; attach anew";
     default:
-      return "the node there refuses the memory that requests are written to";
+      return "the node there refuses the memory that requests are written to; its p2pkv is another one: "
+             "upgrade one of "
+             "the two";
   }
 }
 
@@ -38,12 +43,13 @@ UniqueFd knock(const std::string& path, std::string* error) {
   path.copy(address.sun_path, path.size());
   if (connection && connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
     if (is_own_user(connection.get())) return connection;
-    *error = "another user's process listens there";
+    *error = "another user's process listens there; run both as one user";
     return UniqueFd();
   }
-  *error = errno == ENOENT || errno == ECONNREFUSED ? "no node listens there"
-           : errno == EAGAIN                        ? "the node there does not let anybody in at the moment"
-                                                    : std::strerror(errno);
+  *error = errno == ENOENT || errno == ECONNREFUSED
+               ? "no node listens there; start one there (p2pkv node with attach_listen), or leave attach out"
+           : errno == EAGAIN ? "the node there does not let anybody in at the moment; is it stopped?"
+                             : std::strerror(errno);
   return UniqueFd();
 }
 
@@ -54,15 +60,15 @@ bool greet(int connection, const Hello& hello, int brought, const Deadline& dead
       const Received received = receive_packet(connection, welcome, given);
       if (received == Received::kNothing) continue;
       if (received != Received::kPacket || welcome->magic != kWelcomeMagic) {
-        *error =
-            received == Received::kEnd ? "the node there hung up" : "who listens there is no node of p2pkv";
+        *error = received == Received::kEnd ? "the node there hung up"
+                                            : "who listens there is no node of p2pkv; is attach right?";
         return false;
       }
       if (welcome->refusal != 0) *error = why_refused(*welcome);
       return welcome->refusal == 0;
     }
   }
-  *error = "the node there does not answer";
+  *error = "the node there does not answer; is it stopped?";
   return false;
 }
 

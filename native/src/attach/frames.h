@@ -23,6 +23,9 @@ constexpr uint32_t kCallMagic = 0x43413250;     // "P2AC"
 constexpr size_t kMaxPages = 4096;
 constexpr size_t kMaxPieces = 65536;
 constexpr size_t kAddressBytes = 264;
+// A node lets in so many, and so many lines of one engine at once.
+constexpr size_t kMostEngines = 64;
+constexpr size_t kMostLines = 8;
 
 // It says what a connection is for. An engine has one by which it is attached, and one for each *line*: a
 // place for one request at a time.

@@ -28,8 +28,8 @@ namespace p2pkv::attaching {
 
 class Host {
  public:
-  static constexpr size_t kMostEngines = 64;
-  static constexpr size_t kMostLines = 8;  // of one engine, and as many again that it has closed
+  static constexpr size_t kMostEngines = attaching::kMostEngines;
+  static constexpr size_t kMostLines = attaching::kMostLines;  // and as many again that an engine has closed
   static_assert(kMostEngines <= Pool::kMostAccounts);
   static constexpr size_t kMostVisitors = 16;  // who have not said yet what they want; the oldest has to go
 

@@ -1,0 +1,116 @@
+"""Why an engine is not let in, and what to do about it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import eventually
+from p2pkv import Config, Node, _native
+from p2pkv.attach.own_host import OwnHost
+from p2pkv.errors import ControlError
+
+WELCOME = struct.Struct("=IHHQQQ264s")
+MAGIC = 0x57413250
+ANSWER_S = 30.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "s")
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(ControlError) as refused:
+        OwnHost(path, 0, lambda attachment, boot: None, lambda boot: None)
+    assert f"cannot attach to the node at 'unix:{path}': " in str(refused.value)
+    return str(refused.value)
+
+
+@contextmanager
+def listening(path: str, backlog: int = 8) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(path)
+        server.listen(backlog)
+        yield server
+
+
+@contextmanager
+def answering(path: str, packet: bytes) -> Iterator[None]:
+    """Say this to whoever comes, once; nothing at all, and hang up, if it is empty."""
+    with listening(path) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                if packet:
+                    connection.send(packet)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield
+        thread.join(ANSWER_S)
+        assert not thread.is_alive()
+
+
+def test_nobody_is_there(path: str) -> None:
+    assert "start one there (p2pkv node with attach_listen), or leave attach out" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("packet", "advice"),
+    [
+        (WELCOME.pack(MAGIC, 99, 1, 0, 0, 0, b""), "speaks version 99 of attaching, and this p2pkv"),
+        (WELCOME.pack(MAGIC, 3, 2, 0, 0, 0, b""), "end an engine of this host, or leave attach out"),
+        (b"SSH-2.0-OpenSSH_9.6", "no node of p2pkv; is attach right?"),
+        (b"", "the node there hung up"),
+    ],
+)
+def test_who_is_there_does_not_let_it_in(path: str, packet: bytes, advice: str) -> None:
+    with answering(path, packet):
+        said = refusal(path)
+    assert advice in said
+    assert "start one there" not in said
+
+
+def test_a_node_that_takes_nobody_in_at_the_moment_is_told_from_none(path: str) -> None:
+    with listening(path, backlog=1), ExitStack() as others:
+        for _ in range(64):
+            other = others.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            other.setblocking(False)
+            if other.connect_ex(path) != 0:
+                break
+        assert "does not let anybody in at the moment; is it stopped?" in refusal(path)
+
+
+def attaches(path: str, engines: list[_native.Attachment]) -> bool:
+    """Whether one more is let in: the node notices a moment later that another one has gone."""
+    try:
+        engines.append(_native.Attachment.open(path, ANSWER_S, mark=0))
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_there_is_a_place_for_64_engines_and_the_next_one_gets_it_when_one_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "host"
+    folder.mkdir(mode=0o700)
+    path = str(folder / "s")
+    with Node.start(
+        Config(node_id="host", listen="127.0.0.1:0", pool_size="8MiB", attach_listen=f"unix:{path}")
+    ):
+        engines = [_native.Attachment.open(path, ANSWER_S, mark=0) for _ in range(64)]
+        try:
+            assert "has let in 64 engines" in refusal(path)
+            engines.pop().close()
+            eventually(lambda: attaches(path, engines), 10.0)
+        finally:
+            for engine in engines:
+                engine.close()
