@@ -311,6 +311,62 @@ TEST(shard_says_which_entries_it_has) {
   CHECK(keeps(7, 9, 8));  // there is no room for a ninth
 }
 
+// Of those who count.
+std::set<uint64_t> holders_of(Shard& shard, uint64_t name) {
+  std::set<uint64_t> holders;
+  for (const auto& known : shard.entries_of(key_of(name), 200)) {
+    if (known.is_counting) holders.insert(known.location.owner);
+  }
+  return holders;
+}
+
+std::vector<uint64_t> called(Shard& shard) {
+  std::vector<uint64_t> owners;
+  for (const auto& [key, owner] : shard.take_called(100)) owners.push_back(owner);
+  return owners;
+}
+
+TEST(shard_keeps_the_first_eight_holders_and_calls_others_when_there_is_room) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  for (uint64_t owner = 1; owner <= 10; ++owner) {
+    put(shard, 7, owner, 4, static_cast<uint32_t>(100 + owner));
+    put(shard, 7, owner, 4, static_cast<uint32_t>(100 + owner));
+  }
+  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+  CHECK(called(shard).empty());
+  drop(shard, 7, 3, 5, 8, 120);
+  CHECK(called(shard) == (std::vector<uint64_t>{9}));
+  put(shard, 7, 9, 4, 121);
+  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 4, 5, 6, 7, 8, 9}));
+  drop(shard, 7, 10, 5, 8, 122);  // this one has let it go without ever having had a place
+  drop(shard, 7, 1, 5, 8, 123);
+  CHECK(called(shard).empty());
+}
+
+TEST(shard_calls_a_spare_holder_when_another_has_left_the_cluster) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, 7, owner, 4, 100);
+  set_view(shard, {2, 3, 4, 5, 6, 7, 8, 9});
+  confirm(shard, 100, 120);
+  sweep_all(shard, 120);
+  CHECK(called(shard) == (std::vector<uint64_t>{9}));
+}
+
+TEST(shard_has_who_has_a_page_in_its_pool_in_the_place_of_one_on_disk) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 4, 100);
+  PutEntry on_disk{key_of(7), 5, location_of(7, 4, 10)};
+  on_disk.location.flags = 0;
+  shard.put(&on_disk, 1, 101);
+  put(shard, 7, 9, 4, 102);
+  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 3, 5, 6, 7, 8, 9}));
+  drop(shard, 7, 9, 5, 8, 103);
+  CHECK(called(shard) == (std::vector<uint64_t>{4}));
+}
+
 TEST(shard_remembers_what_others_find_stale_of_its_own_node) {
   Shard shard(1 << 12);
   set_view(shard, {1, 2});

@@ -6,6 +6,7 @@ the cluster has lost or never got, spread over time:
 * after a change of the ring those that moved;
 * those that an owner missed, when it answers again;
 * those that a reader took out although the page is there, which the reader told this node;
+* those for which an owner had no place when they were put, once it has one and says so;
 * whatever else was lost: all owners are asked for all entries, slowly, and given what they lack.
 
 :meth:`Announcer.tell_changed` and :meth:`Announcer.step` are one turn of these threads' loops. A simulation calls them
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.listing import Listing, locate
 from p2pkv.directory.membership.timing import Clock, SystemClock
-from p2pkv.directory.owed import Owed
+from p2pkv.directory.owed import Due, Owed
 from p2pkv.directory.ring import Ring, moved
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ClosedError
@@ -111,7 +112,7 @@ class Announcer(Resource):
         self._is_behind = False
         # Used by the announcing thread only.
         self._pass: _Pass | None = None
-        self._mending: tuple[str, Listing] | None = None  # of all that one node owns
+        self._mending: tuple[Due, Listing] | None = None  # of all that one node owns
         self._checking: Listing | None = None
         self._next_check = self._clock.monotonic() + check_s * self._random.random()
         self._threads: list[threading.Thread] = []
@@ -254,6 +255,7 @@ class Announcer(Resource):
             return self._step() if may_put else _IDLE_S
 
     def _step(self) -> float:
+        self._directory.call_spare_holders(_BATCH, self._deadline())
         doubted = self._directory.take_doubted(_BATCH)
         if len(doubted):
             self._mend(doubted)
@@ -267,7 +269,7 @@ class Announcer(Resource):
         with self._lock:
             due = self._owed.due(now)
         if due is not None:
-            self._pay(*due)
+            self._pay(due)
             return _PAUSE_S
         if now >= self._next_check:
             self._check()
@@ -300,24 +302,24 @@ class Announcer(Resource):
                 self._rings = self._rings[len(lacking.before) :]
             self._pass = None
 
-    def _pay(self, node_id: str, keys: Keys | None) -> None:
-        """Give an owner what it has missed: these, or all that is its own."""
-        if all(member.node_id != node_id for member in self._directory.ring.members):
+    def _pay(self, due: Due) -> None:
+        """Give an owner what it has missed: some keys, or all that is its own."""
+        if all(member.node_id != due.node_id for member in self._directory.ring.members):
             is_paid = True  # it is gone, and what it had has moved
-        elif keys is not None:
-            is_paid = self._mend(keys, node_id)
+        elif due.keys is not None:
+            is_paid = self._mend(due.keys, due.node_id)
         else:
-            if self._mending is None or self._mending[0] != node_id:
-                self._mending = (node_id, Listing(self._pool, self._tier))
-            is_paid = self._mend_batch(self._mending[1], _BATCH, node_id)
+            if self._mending is None or self._mending[0] != due:
+                self._mending = (due, Listing(self._pool, self._tier))
+            is_paid = self._mend_batch(self._mending[1], _BATCH, due.node_id)
             if is_paid and not self._mending[1].is_over:
                 return
             self._mending = None
         with self._lock:
             if is_paid:
-                self._owed.paid(node_id)
+                self._owed.paid(due)
             else:
-                self._owed.missed(node_id, self._clock.monotonic())
+                self._owed.missed(due.node_id, self._clock.monotonic())
 
     def _check(self) -> None:
         """Ask all owners for the next few entries, and put what they lack."""

@@ -360,6 +360,24 @@ class DirectoryClient:
         """Number what is looked at from now on: what is said of it under a later number counts more."""
         return self._sequences.next()
 
+    def call_spare_holders(self, limit: int, deadline: float) -> int:
+        """Have holders put their entries again for which this node's shard had no place, and has one now.
+
+        At most ``limit`` entries; returns how many there were. A holder that is not reached finds out when it checks its
+        entries.
+        """
+        keys, owners = self._shard.take_called(limit)
+        if not len(keys):
+            return 0
+        route = self._routes.now
+        locations = np.zeros(len(keys), LOCATION)
+        locations["owner"] = owners  # of no boot: nothing is dropped, but its owner looks whether the page is there
+        entries = _native.drop_entries(keys, as_bytes(locations), 0)
+        self._shard.drop(entries)
+        ask = _native.AskBatch.of_page_owners(as_bytes(locations), route.member_keys, route.table)
+        self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
+        return len(keys)
+
     def take_doubted(self, limit: int) -> Keys:
         """Take the keys of this node's pages that others have found stale, at most ``limit``."""
         return self._shard.take_doubted(limit)

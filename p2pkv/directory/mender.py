@@ -88,5 +88,6 @@ class Mender:
 
 def only(route: Route, owners: NDArray[np.int32], node_id: str) -> NDArray[np.int32]:
     """Return ``owners`` with nobody in the place of everybody but this one."""
-    index = [member.node_id for member in route.ring.members].index(node_id)
+    members = (index for index, member in enumerate(route.ring.members) if member.node_id == node_id)
+    index = next(members, NOBODY)  # it may have left since it was looked for
     return np.where(owners == index, owners, NOBODY).astype(np.int32)

@@ -79,6 +79,23 @@ def test_what_newcomers_have_not_been_told_yet_is_found_where_it_was(
         assert node.n_found(keys) == N
 
 
+@pytest.mark.parametrize("stayer", ["a", "k"])
+def test_what_ten_have_is_found_at_the_one_that_keeps_it(
+    start: Callable[..., DirectoryNodes], stayer: str
+) -> None:
+    nodes = start(*"abcdefghijkl")
+    keys = nodes.nodes["a"].publish(N)
+    for node_id in "bcdefghijk":
+        nodes.nodes[node_id].publish_keys(keys)
+    nodes.run(2.0)
+    for node_id in set("abcdefghijk") - {stayer}:
+        node = nodes.nodes[node_id]
+        _, locations = node.pool.retract(keys)
+        node.directory.drop(keys, locations, node.clock.now + 1.0, by_owner=True)
+        nodes.run(2.0)
+        assert nodes.nodes["l"].n_found(keys) == N
+
+
 def test_what_was_put_by_a_ring_that_did_not_last_is_put_by_the_one_after(
     start: Callable[..., DirectoryNodes],
 ) -> None:

@@ -205,6 +205,20 @@ void bind_shard(nb::module_& m) {
             return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
           },
           "limit"_a)
+      .def(
+          "take_called",
+          [](Shard& self, size_t limit) {
+            std::vector<Key> keys;
+            std::vector<uint64_t> owners;
+            for (const auto& [key, owner] : self.take_called(limit)) {
+              keys.push_back(key);
+              owners.push_back(owner);
+            }
+            const size_t n = keys.size();
+            return nb::make_tuple(give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                                  give<uint64_t>(std::move(owners), {n}));
+          },
+          "limit"_a)
       .def("confirm_view", [](Shard& self) { self.confirm_view(self.now()); })
       .def("set_time", &Shard::set_time, "seconds"_a)
       .def("sweep", [](Shard& self) { self.sweep(self.now()); })

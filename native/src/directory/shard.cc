@@ -181,7 +181,9 @@ bool Shard::counts(const Entry& entry, const Owners& alive) {
 bool Shard::goes_before(const Entry& a, const Entry& b, const Owners& alive) {
   if (a.state != b.state) return a.state == kTombstone;
   const bool a_counts = counts(a, alive);
-  return a_counts == counts(b, alive) ? a.stamp < b.stamp : !a_counts;
+  if (a_counts != counts(b, alive)) return !a_counts;
+  if (a_counts && is_resident(a) != is_resident(b)) return !is_resident(a);
+  return a.stamp < b.stamp;
 }
 
 bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const Owners& alive, uint32_t now) {
@@ -207,6 +209,11 @@ bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const Owners& ali
   }
   const Entry fresh{put.key, put.sequence, put.location, now, kLive, {}};
   if (n_owners >= kMaxOwners) {
+    if (counts(*first_to_go, alive)) {
+      const bool is_nearer = is_resident(fresh) && !is_resident(*first_to_go);
+      spares_.add(put.key, is_nearer ? first_to_go->location.owner : put.location.owner);
+      if (!is_nearer) return true;
+    }
     if (first_to_go->state == kTombstone) --stripe.tombstones;
     *first_to_go = fresh;
     return true;
@@ -311,6 +318,7 @@ void Shard::drop(const wire::DropEntry* entries, size_t n, uint32_t now) {
 
 void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) {
   const size_t mask = stripe.table.size() - 1;
+  if (drop.sequence != 0) spares_.remove(drop.key, drop.owner);
   for (size_t slot = slot_of(stripe, drop.key); stripe.table[slot].state != kEmpty;
        slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
@@ -325,6 +333,7 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) 
     entry.sequence = std::max(entry.sequence, drop.sequence);
     entry.stamp = now;
     ++stripe.tombstones;
+    spares_.call(drop.key);
     return;
   }
 }

@@ -15,6 +15,7 @@
 
 #include "directory/other_holders.h"
 #include "directory/ring_table.h"
+#include "directory/spare_holders.h"
 #include "net/wire.h"
 #include "page/location.h"
 #include "page/page_history.h"
@@ -81,6 +82,9 @@ class Shard {
   void doubt(const Key* keys, size_t n);
   // Takes the keys of at most `limit` of them, each once.
   std::vector<Key> take_doubted(size_t limit);
+  // Takes at most `limit` holders that are to put their entries again: there was no place for these, and
+  // there is now.
+  std::vector<SpareHolders::Called> take_called(size_t limit) { return spares_.take_called(limit); }
 
   // From now on only entries of these (owner, boot epoch) pairs count.
   void set_view(const uint64_t* owners, const uint64_t* boots, size_t n);
@@ -119,8 +123,9 @@ class Shard {
   // How long a tombstone outlives its entry: longer than any retry of a put can be under way.
   static constexpr uint32_t kTombstoneSeconds = 30;
   // Owners kept a key: enough to survive losing some, bounded so that a hot key can't fill the table. One
-  // more takes the place of a tombstone, else of an owner outside the view, else of the one heard of longest
-  // ago.
+  // more takes the place of a tombstone, else of an owner outside the view, else, if it has the page in its
+  // pool, of one that has it on disk. Else it is a spare one: who came first stays, which mostly is the
+  // page's owner, and not a guest.
   static constexpr int kMaxOwners = 8;
 
   enum EntryState : uint8_t { kEmpty = 0, kLive = 1, kTombstone = 2 };
@@ -184,6 +189,7 @@ class Shard {
   bool put_one(Stripe& stripe, const wire::PutEntry& entry, const Owners& alive, uint32_t now);
   // Whether the entry is one to answer with.
   static bool counts(const Entry& entry, const Owners& alive);
+  static bool is_resident(const Entry& entry) { return (entry.location.flags & kResident) != 0; }
   // Whether `a` is the better one of a key's entries to be replaced.
   static bool goes_before(const Entry& a, const Entry& b, const Owners& alive);
   bool keeps(Stripe& stripe, const wire::CheckEntry& entry, const Owners& alive);
@@ -212,6 +218,7 @@ class Shard {
   std::array<Stripe, kStripes> stripes_;
   std::atomic<int64_t> simulated_now_{-1};  // below zero: the clock's time counts
   std::atomic<uint64_t> watched_{0};
+  SpareHolders spares_;
   std::mutex doubts_mutex_;
   std::unordered_set<Key, KeyHash> doubted_;  // guarded by doubts_mutex_
   std::mutex owners_mutex_;

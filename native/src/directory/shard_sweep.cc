@@ -91,6 +91,7 @@ void Shard::sweep(uint32_t now) {
     if (entry.state == kTombstone) return age > kTombstoneSeconds;
     if (!drops_unknown || age <= kUnknownOwnerSeconds || counts(entry, *alive)) return false;
     note(entry, PageEvent::kOwnerGone);
+    spares_.call(entry.key);
     return true;
   });
 }

@@ -1,0 +1,90 @@
+// Holders of a page for which its key had no place any more: a shard keeps few of them a key.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "page/location.h"
+
+namespace p2pkv {
+
+// Once one of those who have a place gives it up, a spare holder is *called*: it is told, and puts its entry
+// again. Without that the page would be found nowhere when all who had a place have evicted it, until the
+// spare one looks at all its entries. Thread-safe.
+class SpareHolders {
+ public:
+  struct Called {
+    Key key;
+    uint64_t owner;
+  };
+
+  // Of a key as many as have a place: all of these may go at once.
+  static constexpr size_t kMostOfAKey = 8;
+  // Beyond these bounds spare holders are forgotten, and calls are not made.
+  static constexpr size_t kMostKeys = 1 << 16;
+  static constexpr size_t kMostCalled = 1 << 16;
+
+  // The first to come stay.
+  void add(const Key& key, uint64_t owner) {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) {
+      if (by_key_.size() < kMostKeys) by_key_.emplace(key, std::vector<uint64_t>{owner});
+    } else if (found->second.size() < kMostOfAKey &&
+               std::find(found->second.begin(), found->second.end(), owner) == found->second.end()) {
+      found->second.push_back(owner);
+    }
+    is_empty_ = by_key_.empty();
+  }
+
+  // It has a place now, or the page no more.
+  void remove(const Key& key, uint64_t owner) {
+    if (is_empty_) return;
+    const std::lock_guard lock(mutex_);
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return;
+    std::erase(found->second, owner);
+    if (found->second.empty()) forget(found);
+  }
+
+  // A place is free.
+  void call(const Key& key) {
+    if (is_empty_) return;
+    const std::lock_guard lock(mutex_);
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return;
+    if (called_.size() < kMostCalled) called_.push_back({key, found->second.front()});
+    found->second.erase(found->second.begin());
+    if (found->second.empty()) forget(found);
+  }
+
+  // Takes at most `limit` calls.
+  std::vector<Called> take_called(size_t limit) {
+    const std::lock_guard lock(mutex_);
+    const size_t n = std::min(limit, called_.size());
+    std::vector<Called> taken(called_.end() - static_cast<ptrdiff_t>(n), called_.end());
+    called_.resize(called_.size() - n);
+    return taken;
+  }
+
+ private:
+  using ByKey = std::unordered_map<Key, std::vector<uint64_t>, KeyHash>;
+
+  void forget(ByKey::iterator at) {
+    by_key_.erase(at);
+    is_empty_ = by_key_.empty();
+  }
+
+  std::mutex mutex_;
+  ByKey by_key_;
+  std::vector<Called> called_;
+  std::atomic<bool> is_empty_{true};  // of by_key_, for who would else take the lock for nothing
+};
+
+}  // namespace p2pkv
