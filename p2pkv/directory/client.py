@@ -363,15 +363,16 @@ class DirectoryClient:
     def call_spare_holders(self, limit: int, deadline: float) -> int:
         """Have holders put their entries again for which this node's shard had no place, and has one now.
 
-        At most ``limit`` entries; returns how many there were. A holder that is not reached finds out when it checks its
-        entries.
+        At most ``limit`` entries; returns how many there were. A holder that is not reached finds out by itself, when
+        it checks its entries.
         """
         keys, owners = self._shard.take_called(limit)
         if not len(keys):
             return 0
         route = self._routes.now
         locations = np.zeros(len(keys), LOCATION)
-        locations["owner"] = owners  # of no boot: nothing is dropped, but its owner looks whether the page is there
+        # of no boot: nothing is dropped, but its owner looks whether the page is there
+        locations["owner"] = owners
         entries = _native.drop_entries(keys, as_bytes(locations), 0)
         self._shard.drop(entries)
         ask = _native.AskBatch.of_page_owners(as_bytes(locations), route.member_keys, route.table)

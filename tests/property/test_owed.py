@@ -1,4 +1,4 @@
-"""Whatever owners miss, and whenever, they are given it in the end: also what they miss while they are given something."""
+"""Whatever owners miss they are given in the end: also what they miss while they are given something."""
 
 from __future__ import annotations
 
