@@ -356,6 +356,8 @@ class Node:
 
         It is called in order by a thread of the node, and must neither block nor raise: ``follower("BlockStored",
         "CPU", keys)``, ``("BlockRemoved", "STORAGE", keys)``, or ``("AllBlocksCleared", "", ())``.
+        Of an attached engine it is told of the pages in memory that this very engine publishes from then on, and needs
+        no setting: of all others, and of disks, the host's node tells.
         Raises :class:`~p2pkv.errors.UsageError` without ``kv_events``.
         """
         with self._gate:
@@ -390,6 +392,11 @@ class Node:
     def node_id(self) -> str:
         """The id this node has in the cluster."""
         return self.config.node_id
+
+    @property
+    def owner_id(self) -> str:
+        """The id of the node that has what is published here: this one, or an attached engine's host's node."""
+        return self._parts.owner_id
 
     @property
     def address(self) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.attach.own_host import OwnHost
+from p2pkv.attach.own_pages import OwnPages
 from p2pkv.attach.unsettled import Unsettled
 from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.page_cache import PageCache
@@ -49,6 +50,7 @@ class AttachedCache:
         epochs: _native.NamespaceEpochs,
         learn_elsewhere: Callable[[float], bool | None],
         unsettled: Unsettled,
+        own_pages: OwnPages,
         metrics: Metrics,
     ) -> None:
         """``reader`` fetches; it has a pool without pages.
@@ -64,6 +66,7 @@ class AttachedCache:
         self._epochs = epochs
         self._learn_elsewhere = learn_elsewhere
         self._unsettled = unsettled
+        self.own_pages = own_pages
         unsettled.node = lambda: own_host.attachment
         self._metrics = metrics
         self._known: tuple[_native.Attachment, int] | None = None
@@ -114,7 +117,9 @@ class AttachedCache:
             n_published = int(np.count_nonzero(outcomes))
         # As all mostly are, none has to be picked out, which takes a while for many.
         is_all = n_published == len(call.ids)
-        self._unsettled.add(call.ids if is_all else call.ids[outcomes.astype(bool)])
+        known = call.ids if is_all else call.ids[outcomes.astype(bool)]
+        self._unsettled.add(known)
+        self.own_pages.add(known)
         if beside is not self._directory.beside(attachment.node_key):
             self.tell_unsettled(deadline)  # the view has changed before they were among what is told then
         self._count(published, n_published, began)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from typing import NoReturn
 
+import numpy as np
 import zmq
 
 from p2pkv import _native, transports
@@ -16,6 +17,7 @@ from p2pkv.attach.cache import AttachedCache, unsupported
 from p2pkv.attach.following import Following
 from p2pkv.attach.mapped import descriptor_of
 from p2pkv.attach.own_host import OwnHost, SharedMemory
+from p2pkv.attach.own_pages import OwnPages
 from p2pkv.attach.unsettled import Unsettled
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.page_cache import PageCache
@@ -30,6 +32,7 @@ from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.routers import KnownRouters
 from p2pkv.directory.view import Member, View, node_key
+from p2pkv.kv_events.messages import MEMORY
 from p2pkv.lifetime import weakly
 from p2pkv.memory import copies
 from p2pkv.memory.registered import Memory
@@ -220,6 +223,9 @@ class AttachedParts:
             touches=touches,
             of_host=self.own_host.pool,
         )
+        mapped = self.own_host.pool
+        own_pages = OwnPages(lambda keys: mapped.lookup(keys)[0].astype(np.bool_), MEMORY)
+        undo.callback(own_pages.close)
         cache = AttachedCache(
             reader=reader,
             own_host=self.own_host,
@@ -229,6 +235,7 @@ class AttachedParts:
             epochs=self.epochs_known,
             learn_elsewhere=weakly(self._learn_elsewhere),
             unsettled=self._unsettled,
+            own_pages=own_pages,
             metrics=self.metrics,
         )
         undo.callback(cache.close)
@@ -292,6 +299,12 @@ class AttachedParts:
     def own_epoch(self) -> int:
         """The epoch of the namespace, as far as it is known here."""
         return self.epochs_known.own
+
+    @property
+    def owner_id(self) -> str:
+        """The id of the host's node; this engine's own as long as nobody has said which member that is."""
+        host = self.following.view.by_key(self._host_key)
+        return self._config.node_id if host is None else host.node_id
 
     @property
     def address(self) -> str:
@@ -366,11 +379,15 @@ class AttachedParts:
 class AttachedCaching:
     """What a node has of its cache, as an attached engine has it: the calls, and nothing that needs a pool."""
 
-    events = None
     drained = None
 
     def __init__(self, cache: AttachedCache) -> None:
         self.cache = cache
+
+    @property
+    def events(self) -> OwnPages:
+        """What is told in this process of the pages that it has published."""
+        return self.cache.own_pages
 
     @property
     def prefetcher(self) -> NoReturn:

@@ -340,6 +340,11 @@ class NodeParts:
         return self.control.epochs.own
 
     @property
+    def owner_id(self) -> str:
+        """The id of this node, whose own the pages are that are published here."""
+        return self._config.node_id
+
+    @property
     def address(self) -> str:
         """``host:port`` of the control socket."""
         return self.control.server.address

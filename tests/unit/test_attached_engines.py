@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from p2pkv.attach.cache import AttachedCache
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
 from p2pkv.errors import ConfigError, UsageError
-from p2pkv.page import Keys, row_pieces
+from p2pkv.page import Keys, page_key, row_pieces
 from p2pkv.testing.ports import free_port
 from p2pkv.tracing import about
 from spans import exported_to
@@ -51,6 +51,43 @@ def test_calls_of_an_attached_engine_have_spans(tmp_path: Path) -> None:
             if span.attributes is not None
         }
     assert {("p2pkv.publish", "engine", "request-17"), ("p2pkv.fetch", "engine", "request-17")} <= told
+
+
+def test_an_engine_follows_the_pages_that_it_has_published_and_no_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    pages = np.ones((2, NBYTES), np.uint8)
+    there: set[bytes] = set()
+
+    def hear(kind: str, medium: str, keys: Sequence[bytes]) -> None:
+        assert medium == "CPU"
+        if kind == "BlockStored":
+            assert there.isdisjoint(keys), "told twice"
+            there.update(keys)
+        else:
+            assert there.issuperset(keys), "gone before it was there"
+            there.difference_update(keys)
+
+    with (
+        Node.start(Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES)) as host,
+        Node.start(Config(node_id="engine", attach=path)) as engine,
+    ):
+        host.register_memory(pages)
+        assert engine.owner_id == host.owner_id == "host"
+        others = pages.copy()
+        engine.register_memory(others)
+        assert engine.publish(["before"], others[:1], timeout=20.0).all()
+        engine.follow_kv_events(hear)
+        assert engine.publish(KEYS, others, timeout=20.0).all()
+        told = {page_key("default", key.encode(), 0) for key in KEYS}
+        eventually(lambda: there == told, 10.0)
+        for i in range(N_ROOM):  # nobody has used them since, so they go
+            assert host.publish([f"other-{i}"], pages[:1], timeout=20.0).all()
+        eventually(lambda: not there, 10.0)
+        assert engine.publish(KEYS, others, timeout=20.0).all()
+        eventually(lambda: there == told, 10.0)
+        host.bump(timeout=20.0)
+        eventually(lambda: not there, 10.0)
 
 
 def test_a_bump_holds_at_once_for_an_engine_that_has_asked_nobody(tmp_path: Path) -> None:
