@@ -126,6 +126,12 @@ class EngineFake:
         """Requests that were computed from KV that is not theirs."""
 
     @property
+    def member(self) -> Node:
+        """The worker's node that makes and takes offers."""
+        assert self.worker._worker is not None
+        return self.worker._worker.nodes.member
+
+    @property
     def free(self) -> list[int]:
         """Blocks that the engine may give out, in this order."""
         return self.pool.free

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import eventually
 from hicache_backends import Open, storage_config
+from p2pkv import Config, Node
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
 from p2pkv.testing.ports import free_port
@@ -42,16 +44,35 @@ def open_backend() -> Iterator[Open]:
 
 
 @pytest.fixture
-def open_engine() -> Iterator[OpenEngine]:
+def attached() -> bool:
+    """Whether instances attach to their host's node; modules whose tests hold for both have it of two values."""
+    return False
+
+
+@pytest.fixture
+def hosts_node(tmp_path: Path, *, attached: bool) -> Iterator[Node | None]:
+    """The node of this host, if engines attach to one."""
+    if not attached:
+        yield None
+        return
+    folder = tmp_path / "attach"
+    folder.mkdir(mode=0o700)
+    with Node.start(Config(node_id="host", pool_size="1MiB", attach_listen=f"unix:{folder}/host")) as node:
+        yield node
+
+
+@pytest.fixture
+def open_engine(hosts_node: Node | None) -> Iterator[OpenEngine]:
     """Open instances of one cluster: ``open(settings={...}, role=..., policy=...)``, each of a ``kind`` of engine."""
-    join = f"127.0.0.1:{free_port()}"
+    known: dict[str, Any] = {"join": f"127.0.0.1:{free_port()}"}
+    if hosts_node is not None:
+        known = {"attach": hosts_node.config.attach_listen}
     opened: list[EngineFake] = []
 
     def open_one(
         settings: dict[str, Any] | None = None, *, kind: type[EngineFake] = EngineFake, **options: Any
     ) -> EngineFake:
-        base = {
-            "join": join,
+        base = known | {
             "pool_size": "1MiB",
             "node_id": f"node{len(opened)}",
             "load_deadline": 5.0,
@@ -59,7 +80,8 @@ def open_engine() -> Iterator[OpenEngine]:
         }
         opened.append(kind(base | (settings or {}), **options))
         nodes = [node for engine in opened for node in engine.nodes]
-        eventually(lambda: all(len(node.members()) == len(nodes) for node in nodes), 20.0)
+        n_members = sum(not node.config.attach for node in nodes) + (hosts_node is not None)
+        eventually(lambda: all(len(node.members()) == n_members for node in nodes), 20.0)
         return opened[-1]
 
     yield open_one

@@ -17,6 +17,12 @@ from vllm_fakes import BLOCK
 from vllm_instances import PREFILL, Open, hand_off, load_prefix, tokens
 
 
+@pytest.fixture(params=[False, True], ids=["", "attached"])
+def attached(request: pytest.FixtureRequest) -> bool:
+    """By themselves, and as engines of their host's node."""
+    return bool(request.param)
+
+
 def test_a_prefix_published_by_one_instance_is_loaded_by_another(open_engine: Open) -> None:
     first, second = open_engine({"share_prefixes": True}), open_engine(role="kv_consumer")
     shared = tokens(6 * BLOCK)
@@ -181,7 +187,7 @@ def test_a_prompt_that_is_most_of_a_small_cache_is_shared(open_engine: Open) -> 
     assert engine.counts.get("prefix_blocks_unpublished", 0) == 0
 
 
-def test_weights_that_change_take_back_what_was_published(open_engine: Open) -> None:
+def test_weights_that_change_take_back_what_was_published(open_engine: Open, *, attached: bool) -> None:
     engine = open_engine()
     engine.run(engine.submit(tokens(20)))
     engine.step_until(lambda: engine.counts.get("prefix_blocks_published") == 5)
@@ -189,7 +195,10 @@ def test_weights_that_change_take_back_what_was_published(open_engine: Open) -> 
     assert engine.scheduler.has_pending_push_work()
     engine.step()
     assert not engine.scheduler.has_pending_push_work()
-    assert engine.node.counters()["p2pkv_pool_pages"] == 0
+    if not attached:  # there they are left to age
+        assert engine.node.counters()["p2pkv_pool_pages"] == 0
+    again = engine.run(engine.submit(tokens(20)))
+    assert again.loaded_tokens == 0
 
 
 def test_an_adapter_of_the_same_name_from_elsewhere_is_another(open_engine: Open) -> None:

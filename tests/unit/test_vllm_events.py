@@ -59,7 +59,8 @@ def test_blocks_are_told_when_they_are_there_and_when_they_have_gone(
     follower.until(lambda: follower.there["CPU"] == set(again.block_hashes))
 
 
-def test_what_the_pool_gives_up_is_told(open_engine: Open) -> None:
+@pytest.mark.parametrize("attached", [False, True])
+def test_what_the_pool_gives_up_is_told(open_engine: Open, *, attached: bool) -> None:
     engine = open_engine(tells_events=True)
     follower = Follower(engine)
     told: set[bytes] = set()

@@ -19,6 +19,12 @@ from vllm_fakes import BLOCK
 from vllm_instances import PREFILL, Open, hand_off, load, tokens
 
 
+@pytest.fixture(params=[False, True], ids=["", "attached"])
+def attached(request: pytest.FixtureRequest) -> bool:
+    """By themselves, and as engines of their host's node."""
+    return bool(request.param)
+
+
 @pytest.fixture
 def pair(open_engine: Open) -> tuple[EngineFake, EngineFake]:
     """A prefill and a decode instance."""
@@ -52,7 +58,7 @@ def test_routers_are_told_the_names_under_which_a_prompts_pages_are_published(op
     given = hand_off(prefill, prompt)
     report = read_report(given.pop(FIELD))
     assert (report.tokens_a_name, report.n_tokens, report.n_names) == (BLOCK, len(prompt), 3)
-    config = Config(namespace=report.namespace, join=prefill.nodes[0].address, pool_size="1MiB")
+    config = Config(namespace=report.namespace, join=prefill.member.address, pool_size="1MiB")
     with Node.start(config) as node:
         prefill.step_until(lambda: bool(node.exists(report.names(3)).all()))
     assert load(decode, prompt, given).loaded_tokens == len(prompt)  # without it, as the router passes it on
@@ -256,12 +262,14 @@ class RejectedOnce(HungUpOnce):
 def test_a_way_that_was_lost_is_tried_again_and_given_up_soon(open_engine: Open) -> None:
     prefill = open_engine(role="kv_producer")
     for kind, is_loaded in ((HungUpOnce, True), (RejectedOnce, True), (HungUpForGood, False)):
-        decode = open_engine(role="kv_consumer", start_node=kind)
+        decode = open_engine(
+            role="kv_consumer", start_node=lambda c, kind=kind: (Node if c.attach else kind)(c)
+        )
         prompt = tokens(3 * BLOCK + 1, seed=int(is_loaded))
         request = load(decode, prompt, hand_off(prefill, prompt))
         assert request.loaded_tokens == (len(prompt) if is_loaded else 0)
         assert decode.is_right(request) if is_loaded else decode.counts["handoffs_failed"] == 1
-        assert decode.node.n_gets <= 5
+        assert decode.member.n_gets <= 5
 
 
 def test_instances_that_would_not_compute_the_same_bytes_refuse_each_other(

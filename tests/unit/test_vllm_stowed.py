@@ -14,6 +14,12 @@ from vllm_instances import Open, hand_off, load, tokens
 STOWS = {"buddy_pool_size": "8MiB", "stow_after": 0.05, "transfer_lease": 60.0}
 
 
+@pytest.fixture(params=[False, True], ids=["", "attached"])
+def attached(request: pytest.FixtureRequest) -> bool:
+    """By themselves, and as engines of their host's node."""
+    return bool(request.param)
+
+
 def overwrite_free(engine: EngineFake) -> None:
     engine.overwrite(list(engine.free))
 
@@ -32,7 +38,7 @@ def test_prefill_has_its_blocks_back_and_decode_the_right_bytes(open_engine: Ope
         assert decode.is_right(request)
         decode.run(request)
     prefill.step_until(lambda: prefill.counts.get("handoffs_taken") == len(prompts))
-    assert prefill.node.counters()["p2pkv_buddy_pool_used_bytes"] == 0
+    assert prefill.member.counters()["p2pkv_buddy_pool_used_bytes"] == 0
     assert "handoffs_failed" not in decode.counts
 
 
@@ -42,7 +48,7 @@ def test_what_nobody_ever_takes_leaves_the_buddy_pool_when_its_lease_ends(open_e
     prefill.step_until(lambda: prefill.is_idle)
     prefill.step_until(lambda: prefill.counts.get("handoffs_expired") == 1)
     assert prefill.counts["handoffs_stowed"] == 1
-    assert prefill.node.counters()["p2pkv_buddy_pool_used_bytes"] == 0
+    assert prefill.member.counters()["p2pkv_buddy_pool_used_bytes"] == 0
 
 
 def test_a_full_buddy_pool_takes_the_next_hand_off_when_there_is_room_again(open_engine: Open) -> None:
@@ -52,7 +58,7 @@ def test_a_full_buddy_pool_takes_the_next_hand_off_when_there_is_room_again(open
     prompts = [tokens(BLOCK, seed) for seed in range(4)]
     given = [hand_off(prefill, prompt) for prompt in prompts]
     prefill.step_until(lambda: prefill.counts.get("handoffs_stowed", 0) >= 1)
-    unstowed = prefill.node.counters
+    unstowed = prefill.member.counters
     prefill.step_until(lambda: unstowed()["p2pkv_unstowed_offers_total"] > 0)
     assert len(prefill.free) < 63
     for prompt, params in zip(prompts, given, strict=True):

@@ -283,8 +283,8 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
 
     @property
     def node(self) -> Node | None:
-        """The worker's node, once the KV caches are registered."""
-        return None if self._worker is None else self._worker.node
+        """The worker's node that pages go through, once the KV caches are registered."""
+        return None if self._worker is None else self._worker.nodes.cache
 
     def shutdown(self) -> None:
         """Leave the cluster. Idempotent."""

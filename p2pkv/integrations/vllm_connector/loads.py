@@ -17,6 +17,7 @@ import numpy as np
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.nodes import EngineNodes
 from p2pkv.integrations.vllm_connector.by_layer import StepLoads
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, offers
@@ -29,7 +30,6 @@ from p2pkv.integrations.vllm_connector.sources import has_equal_share, plan
 from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.integrations.vllm_connector.wants import Want, Wants
 from p2pkv.limited_log import LimitedLog
-from p2pkv.node import Node
 from p2pkv.page import Outcome
 from p2pkv.tracing import about
 
@@ -63,7 +63,7 @@ class Loads:
 
     def __init__(
         self,
-        node: Node,
+        nodes: EngineNodes,
         caches: KVCaches,
         *,
         place: Place,
@@ -73,7 +73,7 @@ class Loads:
         tally: Tally,
     ) -> None:
         """Start without loads."""
-        self._node, self._caches, self._place, self._fingerprint = node, caches, place, fingerprint
+        self._nodes, self._caches, self._place, self._fingerprint = nodes, caches, place, fingerprint
         self._parts = [Part(place.rank, group, layout) for group, layout in enumerate(caches.layouts)]
         self._deadline, self._groups = instance.load_deadline, instance.groups.each
         self.boundary, self._tally = boundary, tally
@@ -86,7 +86,7 @@ class Loads:
         self._step = StepLoads(caches.layers, self._settle)
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
         self._unwanted = np.zeros(caches.max_row_nbytes, np.uint8)
-        self._unwanted_memory = node.register_memory(self._unwanted)
+        self._unwanted_memory = nodes.member.register_memory(self._unwanted)
 
     def pull(self, pull: Pull) -> bool:
         """Start loading what prefill offers; or tell prefill that nobody will. Returns True."""
@@ -217,7 +217,7 @@ class Loads:
             if not self._is_there(rank, until):
                 return f"prefill's node {rank.node_id} is not there any more"
         if wants:
-            load.wants = Wants(self._node, handoff.name, wants)
+            load.wants = Wants(self._nodes.member, handoff.name, wants)
             load.wants.put(max(0.001, load.deadline - time.monotonic()))
         for ask in load.asks:
             self._get(load, ask)
@@ -269,12 +269,12 @@ class Loads:
 
     def _is_there(self, rank: Rank, until: float) -> bool:
         left = max(0.001, until - time.monotonic())
-        return self._node.transfers.meet(rank.node_id, rank.boot_epoch, timeout=left)
+        return self._nodes.member.transfers.meet(rank.node_id, rank.boot_epoch, timeout=left)
 
     def _get(self, load: Load, ask: Ask) -> None:
         left = max(0.001, load.deadline - time.monotonic())
         ask.keep()
-        ask.grant = self._node.transfers.get_async(
+        ask.grant = self._nodes.member.transfers.get_async(
             ask.rank.node_id, ask.name, ask.rows, first_row=ask.first_row, timeout=left, stream=load.stream
         )
 
@@ -286,7 +286,7 @@ class Loads:
                 continue
             keys = [self._parts[pages.group].key(block_hash) for block_hash in pages.hashes]
             left = max(0.001, load.deadline - time.monotonic())
-            found = self._node.fetch(keys, caches.pieces(pages.ids), timeout=left, stream=load.stream)
+            found = self._nodes.cache.fetch(keys, caches.pieces(pages.ids), timeout=left, stream=load.stream)
             load.proven.update(np.asarray(pages.ids)[found == Outcome.HIT].tolist())
             is_whole = is_whole and bool(found.all())
         return "" if is_whole else "pages were evicted, or their owners are gone"
@@ -380,7 +380,7 @@ class Loads:
         )
 
     def close(self) -> None:
-        """End the threads; close the node before, so that nothing is waited for. Idempotent."""
+        """End the threads; close the nodes before, so that nothing is waited for. Idempotent."""
         self._closing.set()
         for pool in (self._connecting, self._fetching):
             pool.shutdown(cancel_futures=True)

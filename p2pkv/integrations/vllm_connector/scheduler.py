@@ -93,6 +93,8 @@ class SchedulerSide:
         Raises the errors of :meth:`~p2pkv.node.Node.start`: vLLM then doesn't start.
         """
         self._ranks = list(ranks)
+        if self._instance.writes_prefixes and not self._instance.follows_hints:
+            _log.info("KV hints will not be followed: %s", self._why_no_hints())
         # a stage of a pipeline may have no layer of some group
         n_groups = len(self._instance.groups.each)
         self.events.connect(
@@ -135,16 +137,21 @@ class SchedulerSide:
     def _take_hints(self, request: Request, hints: Hints) -> None:
         for why in hints.ignored:
             self._log.warning(why, "a KV hint is not followed: %s", why)
-        if not self._instance.writes_prefixes:
+        if not self._instance.follows_hints:
             if hints:
-                self._log.warning(
-                    "no pool", "KV hints are not followed: this instance keeps no pages to share"
-                )
+                self._log.warning("no pool", "KV hints are not followed: %s", self._why_no_hints())
             return
         if hints.brings:
             self._next.hints.append(Hinted(self._names.of_request(request), Hints(brings=True)))
         if rest := dataclasses.replace(hints, brings=False):
             self._hints[request.request_id] = rest
+
+    def _why_no_hints(self) -> str:
+        if self._instance.config.attach:
+            return (
+                f"pages are in the care of the node at {self._instance.config.attach}, not of this instance"
+            )
+        return "this instance keeps no pages to share"
 
     def _shorten(self, request: Request) -> None:
         if self._instance.groups.keeps_all or request.request_id in self._shortened:

@@ -96,6 +96,11 @@ class Instance:
         kept = {name: value for name, value in self.identity.items() if name not in _SHARED_OTHERWISE}
         return kept | {"kinds": self.groups.kinds}
 
+    @property
+    def follows_hints(self) -> bool:
+        """Whether pages are this instance's own to bring, keep and share; attached they are its host's node's."""
+        return self.writes_prefixes and not self.config.attach
+
     tells_events: bool
     """Whether vLLM tells KV events, and so of blocks here too."""
     announced: Announced | None
@@ -162,7 +167,7 @@ class Instance:
                 kv_events_replay="",
                 indexer="",
             )
-        elif self.tells_events and not config.kv_events:
+        elif self.tells_events and not config.kv_events and not config.attach:
             config = dataclasses.replace(config, kv_events=OWN_EVENTS)
         return numbered(config, self.first_index + rank, tag="-")
 

@@ -1,4 +1,4 @@
-"""The connector's half in a vLLM worker: its node, its KV caches, and what moves between them and the cluster.
+"""The connector's half in a vLLM worker: its nodes, its KV caches, and what moves between them and the cluster.
 
 It does what the scheduler's half has decided, on threads of its own and native ones; vLLM's thread starts things and
 asks what is done. A block that somebody may still read stays its request's until that is over, and what is loaded
@@ -16,6 +16,7 @@ from p2pkv.config import Config
 from p2pkv.instances.announcing import announce
 from p2pkv.instances.heartbeat import Heart
 from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.nodes import EngineNodes
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.hints import HintFollower
 from p2pkv.integrations.vllm_connector.leaving import Leaving
@@ -52,21 +53,23 @@ class WorkerSide:
         *,
         start_node: Callable[[Config], Node] = Node.start,
     ) -> None:
-        """Start the node and register the KV caches with it; the errors of both are raised: vLLM does not start."""
+        """Start its nodes and register the KV caches with them; the errors of both are raised: vLLM does not start."""
         self._caches = caches
         self._fingerprint = Fingerprint({**instance.handed_over, "isa": isa})
         identity = Fingerprint({**instance.identity, "isa": isa})
         self._namespace = identity.namespace(instance.config.namespace)
-        self.node = start_node(instance.worker_config(rank, self._namespace))
-        self.boundary = Boundary("vLLM's worker", self.node.metrics)
+        config = instance.worker_config(rank, self._namespace)
+        has_pages = instance.reads_prefixes or instance.writes_prefixes
+        self.nodes = EngineNodes.start(config, start_node, has_pages=has_pages)
+        self.boundary = Boundary("vLLM's worker", self.nodes.cache.metrics)
         self._tally = Tally()
         for memory in self._caches.ranges:
-            self.node.register_address(
-                memory.address, memory.nbytes, memory.owner, readable=instance.is_producer
+            self.nodes.register_address(
+                memory.address, memory.nbytes, memory.owner, is_offered=instance.is_producer
             )
         self._place = Place(rank, instance.split, _shares(caches, instance, isa))
         self._loads = Loads(
-            self.node,
+            self.nodes,
             self._caches,
             place=self._place,
             instance=instance,
@@ -77,15 +80,16 @@ class WorkerSide:
         parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
         self._residents = Residents(rank, self._namespace) if instance.tells_events else None
         if self._residents is not None:
-            self.node.follow_kv_events(self._residents.hear)
+            self.nodes.cache.follow_kv_events(self._residents.hear)
+        cache = self.nodes.cache
         self._publishing = Publishing(
-            self.node, caches, parts, self.boundary, self._tally, residents=self._residents
+            cache, caches, parts, self.boundary, self._tally, residents=self._residents
         )
         self._hints = HintFollower(
-            self.node, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
+            cache, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
         )
         self._fails_by_block = instance.groups.is_plain
-        self._leaving = Leaving(self.node, caches, self._place, instance, self.boundary, self._tally)
+        self._leaving = Leaving(self.nodes.member, caches, self._place, instance, self.boundary, self._tally)
         self._failed: set[int] = set()
         self._last: dict[str, StepMetadata] = {}  # by part, the step of which it was done last
         self._heart = self._announce(instance) if rank == 0 else None
@@ -94,13 +98,14 @@ class WorkerSide:
         """Tell routers of the instance. Here and not in the scheduler, which vLLM may kill before it says a word."""
         if instance.announced is None:
             return None
-        known = {"node_id": self.node.node_id, "namespace": self._namespace}
+        known = {"node_id": self.nodes.cache.owner_id, "namespace": self._namespace}
         told = msgspec.structs.replace(instance.announced, **known)
-        return announce(instance.config, told, self.node.routers)
+        return announce(instance.config, told, self.nodes.member.routers)
 
     def describe(self) -> RankDescription:
         """Return what the scheduler's half needs to know."""
-        own = next(m for m in self.node.members() if m.node_id == self.node.node_id)
+        member = self.nodes.member
+        own = next(m for m in member.members() if m.node_id == member.node_id)
         return RankDescription(
             own.node_id,
             own.boot_epoch,
@@ -126,7 +131,7 @@ class WorkerSide:
 
     @guarded("clear", miss=None)
     def _clear(self) -> None:
-        self.node.clear()
+        self.nodes.take_back()
 
     @guarded("hint", miss=None)
     def _follow(self, hinted: Hinted) -> None:
@@ -218,7 +223,7 @@ class WorkerSide:
         """Leave the routers and the cluster: loads under way fail, offers end. Idempotent; takes seconds at most."""
         if self._heart is not None:
             self._heart.close()
-        self.node.close()
+        self.nodes.close()
         self._leaving.close()
         self._publishing.close()
         self._loads.close()

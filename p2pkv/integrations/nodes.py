@@ -1,0 +1,115 @@
+"""Which node of an engine's process does what, where the engine attaches to its host's node.
+
+By itself a process has one node, which does all. With ``attach`` the pages are the host's node's, and the process that
+reads and publishes them is no member of the cluster: it has no offers, and nobody reads its memory. Whatever takes a
+member is done by a second node beside it then, one without a pool. Which of the two does what, and which settings reach
+it, is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from p2pkv import _native
+from p2pkv.address import is_loopback, split_address
+from p2pkv.config import Config
+from p2pkv.errors import ControlError
+from p2pkv.node import Node
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 5.0
+"""How long the host's node may take to say where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNodes:
+    """The nodes of one process; they are the same one unless the process is attached."""
+
+    cache: Node
+    """Publishes, looks up and fetches pages."""
+    member: Node
+    """Makes and takes offers, has memory that peers read, and is told of routers by these."""
+
+    @classmethod
+    def start(cls, config: Config, start_node: Callable[[Config], Node], *, has_pages: bool) -> EngineNodes:
+        """Start them. ``has_pages`` says whether any are published or fetched; else a member is all that is needed.
+
+        Raises the errors of :meth:`~p2pkv.node.Node.start`, and leaves nothing running then.
+        """
+        if not config.attach:
+            node = start_node(config)
+            return cls(node, node)
+        if not has_pages:
+            node = start_node(member_beside(config))
+            return cls(node, node)
+        with ExitStack() as undo:
+            cache = start_node(dataclasses.replace(config, node_id=f"{config.node_id}-pages"))
+            undo.callback(cache.close)
+            port = config.metrics_port and config.metrics_port + 1
+            member = start_node(dataclasses.replace(member_beside(config), metrics_port=port))
+            undo.pop_all()
+        return cls(cache, member)
+
+    @property
+    def each(self) -> tuple[Node, ...]:
+        """Those that there are, each once."""
+        return (self.member,) if self.member is self.cache else (self.member, self.cache)
+
+    def register_address(self, address: int, nbytes: int, owner: object, *, is_offered: bool) -> None:
+        """Have all of them know memory that pages and rows lie in; ``is_offered``: peers read it."""
+        for node in self.each:
+            node.register_address(address, nbytes, owner, readable=is_offered and node is self.member)
+
+    def take_back(self) -> None:
+        """Take back what this process has published, to make room; what its host's node has is left to age there."""
+        if not self.cache.config.attach:
+            self.cache.clear()
+
+    def close(self) -> None:
+        """Leave the cluster. Idempotent."""
+        for node in self.each:
+            node.close()
+
+
+def member_beside(config: Config) -> Config:
+    """Return the settings of the member beside an attached engine; any others as they are.
+
+    It joins whom ``join`` or ``membership`` names, and else the host's node, by the address that the node says. Raises
+    :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
+    """
+    if not config.attach:
+        return config
+    join = config.join_addresses
+    if not join and config.store is None:
+        join = (_address_of(config.attach_path),)
+        own, host = (
+            split_address(name, where)[0] for name, where in (("listen", config.listen), ("join", join[0]))
+        )
+        if is_loopback(own) and not is_loopback(host):
+            _log.warning(
+                "attached to a node at %s, but engines of other hosts reach nothing of this one at %s: to hand KV "
+                "over between hosts set listen (P2PKV_LISTEN) to this machine's address and port 0",
+                join[0],
+                config.listen,
+            )
+    return dataclasses.replace(config, attach="", pool_size=0, join=join)
+
+
+def _address_of(path: str) -> str:
+    """Return the address of the node that engines attach to at ``path``."""
+    try:
+        attachment = _native.Attachment.open(path, _ANSWER_S)
+    except RuntimeError as error:
+        raise ControlError(
+            f"cannot attach to the node at 'unix:{path}': {error}; start one there (p2pkv node with attach_listen), or "
+            "leave attach out"
+        ) from error
+    try:
+        return attachment.address
+    finally:
+        attachment.close()
