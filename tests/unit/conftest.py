@@ -19,9 +19,11 @@ from vllm_instances import Open as OpenEngine
 
 
 @pytest.fixture
-def open_backend() -> Iterator[Open]:
+def open_backend(hosts_node: Node | None) -> Iterator[Open]:
     """Open backends of one cluster: ``open(pool, settings={...}, **changes of the storage configuration)``."""
-    join = f"127.0.0.1:{free_port()}"
+    known: dict[str, Any] = {"join": f"127.0.0.1:{free_port()}", "pool_size": "4MiB"}
+    if hosts_node is not None:
+        known = {"attach": hosts_node.config.attach_listen}
     opened: list[P2PKVHiCache] = []
 
     def open_one(
@@ -31,11 +33,12 @@ def open_backend() -> Iterator[Open]:
         **changes: Any,
     ) -> P2PKVHiCache:
         config = storage_config(**changes)
-        config.extra_config |= {"join": join, "pool_size": "4MiB", **(settings or {})}
+        config.extra_config |= known | (settings or {})
         opened.append(P2PKVHiCache(config, {}, weights=weights))
         if pool is not None:
             opened[-1].register_mem_pool_host(pool)
-        eventually(lambda: all(len(backend.node.members()) == len(opened) for backend in opened), 10.0)
+        n_members = len(opened) if hosts_node is None else 1
+        eventually(lambda: all(len(backend.node.members()) == n_members for backend in opened), 10.0)
         return opened[-1]
 
     yield open_one

@@ -22,8 +22,11 @@ from p2pkv.testing.lateness import returns_within
 POOLS = [("mha", layout) for layout in MHA] + [("mla", layout) for layout in MLA] + [("mixed", "page_first")]
 
 
+@pytest.mark.parametrize("attached", [False, True], ids=["", "attached"])
 @pytest.mark.parametrize(("kind", "layout"), POOLS)
-def test_pages_of_every_layout_arrive_byte_for_byte(open_backend: Open, kind: str, layout: str) -> None:
+def test_pages_of_every_layout_arrive_byte_for_byte(
+    open_backend: Open, kind: str, layout: str, *, attached: bool
+) -> None:
     ours, theirs = HostPoolFake(layout, kind=kind), HostPoolFake(layout, kind=kind, n_pages=24)
     writer, reader = open_backend(ours), open_backend(theirs)
     sources, targets = [3, 1, 15, 0, 7, 6, 9, 2], [20, 2, 4, 23, 0, 11, 7, 5]
@@ -38,8 +41,11 @@ def test_pages_of_every_layout_arrive_byte_for_byte(open_backend: Open, kind: st
     assert not any(any(theirs.content(page)) for page in untouched)
 
 
+@pytest.mark.parametrize("attached", [False, True], ids=["", "attached"])
 @pytest.mark.parametrize(("kind", "layout"), [pool for pool in POOLS if pool[0] != "mixed"])
-def test_both_interfaces_find_the_same_pages(open_backend: Open, kind: str, layout: str) -> None:
+def test_both_interfaces_find_the_same_pages(
+    open_backend: Open, kind: str, layout: str, *, attached: bool
+) -> None:
     ours, theirs = HostPoolFake(layout, kind=kind), HostPoolFake(layout, kind=kind)
     flat, zero_copy = open_backend(ours), open_backend(theirs)
     for page in range(8):
@@ -291,3 +297,18 @@ def test_stats_are_what_happened_since_the_last_time(open_backend: Open) -> None
     assert stats.prefetch_bandwidth[0] > 0
     stats.prefetch_stats = object()  # as SGLang does
     assert backend.get_stats().prefetch_pgs == []
+
+
+@pytest.mark.parametrize("attached", [True])
+def test_an_attached_server_says_that_its_pages_are_not_its_own_to_clear(
+    open_backend: Open, caplog: pytest.LogCaptureFixture, *, attached: bool
+) -> None:
+    pool = HostPoolFake()
+    with caplog.at_level(logging.INFO):
+        backend = open_backend(pool)
+    assert "clear will clear nothing" in caplog.text, "at start, before anybody asks for it"
+    caplog.clear()
+    assert backend.batch_set_v1(PAGES[:2], pool.indices(0, 1)) == [True] * 2
+    assert backend.clear() is False
+    assert "p2pkv namespace bump" in caplog.text
+    assert backend.batch_exists(PAGES[:2]) == 2

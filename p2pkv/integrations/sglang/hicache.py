@@ -32,6 +32,11 @@ from p2pkv.page import Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
 
+_NOT_CLEARED = (
+    "an attached server's pages are its host's node's, and other servers use them; `p2pkv namespace bump` takes "
+    "back those of a namespace, for all"
+)
+
 
 class P2PKVHiCache(StorageBase):
     """A storage backend of SGLang over a node, which is its ``node``. Thread-safe once its pools are registered.
@@ -53,6 +58,8 @@ class P2PKVHiCache(StorageBase):
         self._weights = served_weights() if weights is None else weights
         self._rank = Rank.read(storage_config)
         self._config = node_config(storage_config, self._rank)
+        if self._config.attach:
+            _log.info("SGLang HiCache: /hicache/storage-backend/clear will clear nothing: %s", _NOT_CLEARED)
         self.node = start_node(self._config)
         self.boundary = Boundary("SGLang HiCache", self.node.metrics)
         self._pools: dict[str, HostPool] = {}
@@ -81,7 +88,7 @@ class P2PKVHiCache(StorageBase):
 
     def _warn_of_a_small_pool(self, pool: HostPool) -> None:
         needed = batch_pages() * pool.page_nbytes
-        if self._rank.writes and self._config.pool_nbytes < needed:
+        if self._rank.writes and not self._config.attach and self._config.pool_nbytes < needed:
             _log.warning(
                 "SGLang HiCache: pool_size %s has no room for one of SGLang's batches, %d pages of %d bytes: of a "
                 "longer prompt nothing is stored after its first batch; set pool_size to %dMiB or more",
@@ -98,7 +105,7 @@ class P2PKVHiCache(StorageBase):
             self._config,
             self._rank.index,
             self.node,
-            node_id=self.node.node_id,
+            node_id=self.node.owner_id,
             namespace=self._config.namespace,
             page_size=pool.page_size if pool is not None else 0,
             key_prefix=str(pool.prefix) if pool is not None else "",
@@ -295,7 +302,13 @@ class P2PKVHiCache(StorageBase):
 
     @guarded("clear", miss=False)
     def clear(self) -> bool:
-        """Take back every page that this rank published. Other ranks and servers keep theirs."""
+        """Take back every page that this rank published. Other ranks and servers keep theirs.
+
+        Attached, nothing is: the pages are the host's node's, and may be other servers' as well.
+        """
+        if self._config.attach:
+            _log.warning("SGLang HiCache: nothing is cleared: %s", _NOT_CLEARED)
+            return False
         return self.node.clear() >= 0
 
     def get_stats(self) -> Stats:

@@ -117,7 +117,7 @@ class P2PKVLinker(LinkerBase):
         announce_server(
             self._config,
             self._rank.index,
-            node_id=self.node.node_id,
+            node_id=self.node.owner_id,
             namespace=self._config.namespace,
             page_size=kv.page_size if kv is not None else 0,
             key_prefix=str(kv.prefix) if kv is not None else "",

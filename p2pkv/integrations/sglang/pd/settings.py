@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.engine import numbered
+from p2pkv.integrations.nodes import member_beside
 from p2pkv.integrations.sglang.pd.wire import node_id
 
 
@@ -18,7 +19,9 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
     """Make the configuration of rank ``index`` of a server, whose SGLang messages come to ``host:port``.
 
     The node publishes no pages and has no disk, whatever the environment says: that is meant for HiCache's node in
-    the same process. Its id is made, since the other server has to know it. Raises :class:`ConfigError`.
+    the same process. Nor is it attached, though that one may be: only members have offers. Its id is made, since the
+    other server has to know it. Raises :class:`ConfigError`, and :class:`~p2pkv.errors.ControlError` if there is no
+    node to attach to, whose address is needed.
     """
     settings = {
         "node_id": node_id(host, port),
@@ -28,7 +31,7 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
         "buffer_size": 0,  # every request is granted before it is offered; what comes later is not wanted
         "buddy_pool_size": 0,
     }
-    config = Config.load(settings, environ=environ)
+    config = member_beside(Config.load(settings, environ=environ))
     if not config.join_addresses and config.store is None:
         raise ConfigError(
             "prefill and decode servers have to meet: set P2PKV_JOIN to the same HOST:PORT for all of them (on one "
