@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from p2pkv import _native
 from p2pkv.address import is_loopback, split_address
@@ -79,25 +80,22 @@ class EngineNodes:
 def member_beside(config: Config) -> Config:
     """Return the settings of the member beside an attached engine; any others as they are.
 
-    It joins whom ``join`` or ``membership`` names, and else the host's node, by the address that the node says. Raises
-    :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
+    It joins whom ``join`` or ``membership`` names. Else it joins the host's node, by the address that the node says, and
+    listens beside it, unless ``listen`` says where. Raises :class:`~p2pkv.errors.ControlError` if there is no node to
+    attach to.
     """
     if not config.attach:
         return config
-    join = config.join_addresses
-    if not join and config.store is None:
-        join = (_address_of(config.attach_path),)
-        own, host = (
-            split_address(name, where)[0] for name, where in (("listen", config.listen), ("join", join[0]))
-        )
-        if is_loopback(own) and not is_loopback(host):
-            _log.warning(
-                "attached to a node at %s, but engines of other hosts reach nothing of this one at %s: to hand KV "
-                "over between hosts set listen (P2PKV_LISTEN) to this machine's address and port 0",
-                join[0],
-                config.listen,
-            )
-    return dataclasses.replace(config, attach="", pool_size=0, join=join)
+    changes: dict[str, Any] = {"attach": "", "pool_size": 0}
+    if not config.join_addresses and config.store is None:
+        node = _address_of(config.attach_path)
+        changes["join"] = (node,)
+        own, port = split_address("listen", config.listen)
+        if is_loopback(own) and not is_loopback(split_address("join", node)[0]):
+            # members of other hosts would look for it at their own loopback, and take it for dead
+            changes["listen"] = f"{node.rpartition(':')[0]}:{port}"
+            _log.info("attached to a node at %s: the member beside it listens at %s", node, changes["listen"])
+    return dataclasses.replace(config, **changes)
 
 
 def _address_of(path: str) -> str:

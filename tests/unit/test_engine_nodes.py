@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import logging
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from p2pkv import Config, Node
-from p2pkv.errors import ControlError, DuplicateNodeError, UsageError
+from p2pkv.errors import ConfigError, ControlError, DuplicateNodeError, UsageError
 from p2pkv.integrations import nodes
 from p2pkv.integrations.nodes import EngineNodes, member_beside
 from p2pkv.integrations.sglang.pd.settings import pd_config
@@ -115,16 +114,22 @@ def test_the_first_node_ends_where_the_second_one_can_not_start(hosts_node: Node
     assert [node.is_closed for node in started] == [True]
 
 
-def test_a_member_that_other_hosts_can_not_reach_is_told_how(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, attached: bool
+def test_a_member_listens_where_other_hosts_reach_it_if_they_reach_the_hosts_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attached: bool
 ) -> None:
-    monkeypatch.setattr(nodes, "_address_of", lambda path: "10.0.0.5:7400")
-    with caplog.at_level(logging.WARNING):
-        assert member_beside(Config(attach="unix:/x")).join_addresses == ("10.0.0.5:7400",)
-    assert "set listen (P2PKV_LISTEN)" in caplog.text
-    caplog.clear()
-    (tmp_path / "secret").write_text(json.dumps("x" * 64))
+    (tmp_path / "secret").write_text("x" * 64)
     (tmp_path / "secret").chmod(0o600)
-    reached = Config(attach="unix:/x", listen="10.0.0.5:0", secret_file=str(tmp_path / "secret"))
-    assert member_beside(reached).listen == "10.0.0.5:0"
-    assert not caplog.text
+    attaching = Config(attach="unix:/x", secret_file=str(tmp_path / "secret"))
+    for node, listens, member in (
+        ("10.0.0.5:7400", "127.0.0.1:0", "10.0.0.5:0"),
+        ("10.0.0.5:7400", "127.0.0.1:7500", "10.0.0.5:7500"),
+        ("10.0.0.5:7400", "10.0.0.6:0", "10.0.0.6:0"),
+        ("[fd00::1]:7400", "127.0.0.1:0", "[fd00::1]:0"),
+        ("127.0.0.1:7400", "127.0.0.1:0", "127.0.0.1:0"),
+    ):
+        monkeypatch.setattr(nodes, "_address_of", lambda path, node=node: node)
+        config = member_beside(dataclasses.replace(attaching, listen=listens))
+        assert (config.join_addresses, config.listen) == ((node,), member)
+    monkeypatch.setattr(nodes, "_address_of", lambda path: "10.0.0.5:7400")
+    with pytest.raises(ConfigError, match="secret_file"):
+        member_beside(Config(attach="unix:/x"))
