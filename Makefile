@@ -150,6 +150,7 @@ $(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE) $(MODULES
 test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share their KV; needs no GPU
 	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py tests/engines/test_real_sglang_pools.py \
 	  tests/engines/test_real_sglang_attach.py tests/engines/test_real_sglang_linker.py \
+	  tests/engines/test_real_sglang_attached.py \
 	  tests/engines/test_real_sglang_packing.py tests/engines/test_real_sglang_events.py \
 	  tests/engines/test_real_sglang_soak.py
 
