@@ -80,9 +80,9 @@ class EngineNodes:
 def member_beside(config: Config) -> Config:
     """Return the settings of the member beside an attached engine; any others as they are.
 
-    It joins whom ``join`` or ``membership`` names. Else it joins the host's node, by the address that the node says, and
-    listens beside it, unless ``listen`` says where. Raises :class:`~p2pkv.errors.ControlError` if there is no node to
-    attach to.
+    It joins whom ``join`` or ``membership`` names. Without any it joins the host's node, by the address that the node
+    says, and listens beside it unless ``listen`` says where. Raises :class:`~p2pkv.errors.ControlError` if there is no
+    node to attach to.
     """
     if not config.attach:
         return config
