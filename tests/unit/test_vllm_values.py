@@ -202,6 +202,13 @@ def test_every_process_of_an_instance_is_a_node_of_its_own() -> None:
     assert [node.listen for node in nodes] == [f"127.0.0.1:{7003 + i}" for i in range(3)]
     assert [node.metrics_port for node in nodes] == [9003, 9004, 9005]
 
+    config.kv_transfer_config.kv_connector_extra_config["attach"] = (
+        "unix:/x"  # each worker may have two nodes then
+    )
+    instance = Instance.read(config, kv_cache_config())
+    nodes = [instance.worker_config(0, "n"), instance.worker_config(1, "n"), instance.scheduler_config("n")]
+    assert [node.metrics_port for node in nodes] == [9006, 9008, 9010]
+
 
 def test_a_handoff_survives_the_way_through_a_router() -> None:
     rank = Rank("node", 2**62 + 1, "3 layers", (Share(spell(["layers.0", "layers.1"]), 2, 4, 8, 64),))

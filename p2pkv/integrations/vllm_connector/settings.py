@@ -169,7 +169,7 @@ class Instance:
             )
         elif self.tells_events and not config.kv_events and not config.attach:
             config = dataclasses.replace(config, kv_events=OWN_EVENTS)
-        return numbered(config, self.first_index + rank, tag="-")
+        return _numbered(config, self.first_index + rank)
 
     def scheduler_config(self, namespace: str) -> Config:
         """Return the settings of the scheduler's node, which looks pages up and holds none."""
@@ -185,7 +185,15 @@ class Instance:
             kv_events_replay="",
             indexer="",
         )
-        return numbered(config, self.first_index + self.world_size, tag="-")
+        return _numbered(config, self.first_index + self.world_size)
+
+
+def _numbered(config: Config, index: int) -> Config:
+    """Return the settings of process ``index``; attached, each may have two nodes, and takes two ports of metrics."""
+    own = numbered(config, index, tag="-")
+    if not config.attach:
+        return own
+    return dataclasses.replace(own, metrics_port=config.metrics_port and config.metrics_port + 2 * index)
 
 
 def _identity(vllm_config: Any, kv_cache_config: Any, groups: Groups) -> dict[str, str]:
