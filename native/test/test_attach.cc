@@ -309,6 +309,43 @@ TEST(attach_what_an_owner_has_missed_is_told_by_the_node) {
   CHECK_EQ(node.shard.take_doubted(10000).size(), keys.size());
 }
 
+TEST(attach_what_lies_in_the_pool_is_published_again_without_its_bytes) {
+  HostsNode node;
+  auto engine = node.attach();
+  CHECK(engine->publishes_again());
+  for (const uint64_t there : {1, 2}) CHECK(publish(*node.pool, there, kPage).status == PoolStatus::kStored);
+  const std::vector<Key> keys{key_of(0), key_of(1), key_of(2)};
+  const auto answer = engine->publish_again(keys.data(), keys.size(), Deadline::after(60));
+  CHECK(!answer.is_lost);
+  CHECK(answer.statuses[0] == PoolStatus::kNotTried);
+  CHECK_EQ(answer.is_found[0], 0);
+  for (size_t i = 1; i < keys.size(); ++i) {
+    CHECK(answer.statuses[i] == PoolStatus::kExists);
+    CHECK(answer.is_found[i] != 0);
+    CHECK_EQ(answer.locations[i].length, kPage);
+    CHECK(answer.sequences[i] != 0);
+  }
+  CHECK(!contains(*node.pool, 0));
+  CHECK_EQ(node.host->stats().n_stored_pages, 0U);
+  engine.reset();  // before it has told anybody: the node does
+  std::vector<Key> told;
+  for (const auto end = Deadline::after(30); told.size() < 2 && !end.passed(); std::this_thread::yield()) {
+    for (const Key& key : node.shard.take_doubted(16)) told.push_back(key);
+  }
+  CHECK_EQ(told.size(), 2U);
+}
+
+TEST(attach_a_node_that_leaves_publishes_nothing_again) {
+  HostsNode node;
+  const auto engine = node.attach();
+  CHECK(publish(*node.pool, 1, kPage).status == PoolStatus::kStored);
+  node.host->drain();
+  const Key key = key_of(1);
+  const auto answer = engine->publish_again(&key, 1, Deadline::after(60));
+  CHECK(answer.is_draining);
+  CHECK_EQ(answer.is_found[0], 0);
+}
+
 TEST(attach_what_an_engine_withdrew_too_late_is_untold) {
   p2pkv::attaching::Untold untold;
   untold.add(1, {key_of(1)}, Deadline::after(60));

@@ -282,6 +282,18 @@ Attachment::Answer Attachment::look_up(const Key* keys, size_t n, const Deadline
   return answer;
 }
 
+Attachment::Answer Attachment::publish_again(const Key* keys, size_t n, const Deadline& deadline) {
+  Answer answer(n);
+  BorrowedLine line(*this, deadline);
+  if (line) {
+    ask_of_keys(*line, RequestKind::kPublishAgain, keys, n, deadline, &answer, &line.is_usable);
+  } else {
+    answer.is_lost = !deadline.passed();
+    if (!answer.is_lost) std::fill(answer.statuses.begin(), answer.statuses.end(), PoolStatus::kTimedOut);
+  }
+  return answer;
+}
+
 void Attachment::tell_missed(const Key* keys, size_t n, const Deadline& deadline) {
   Answer answer(n);
   BorrowedLine line(*this, deadline);

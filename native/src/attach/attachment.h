@@ -75,6 +75,12 @@ class Attachment {
   void call_ahead();
   Answer publish(const PageBatch& batch, const Deadline& deadline);
   Answer look_up(const Key* keys, size_t n, const Deadline& deadline);
+  // Publishes those of these pages that lie in the node's pool, without their bytes; the others are
+  // kNotTried. Only of a node that `publishes_again`: an older one hangs up.
+  Answer publish_again(const Key* keys, size_t n, const Deadline& deadline);
+  bool publishes_again() const {
+    return load_word_of(shown().last_kind) >= static_cast<uint64_t>(RequestKind::kPublishAgain);
+  }
   // Says that some owner of these pages' entries has not taken them: the node sees to it.
   void tell_missed(const Key* keys, size_t n, const Deadline& deadline);
 

@@ -114,8 +114,9 @@ struct Call {
 };
 static_assert(sizeof(Call) == 16);
 
-// kMissed: some owner of these pages' entries did not take what the engine told it.
-enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2, kMissed = 3 };
+// kMissed: some owner of these pages' entries did not take what the engine told it. kPublishAgain: what lies
+// in the pool of these is published, as if its bytes had come again; of the others nothing is.
+enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2, kMissed = 3, kPublishAgain = 4 };
 
 // A stretch of an engine's memory.
 struct MemoryPiece {
@@ -167,6 +168,7 @@ struct HostArea {
   uint64_t epochs_version;  // NamespaceEpochs::version
   int64_t believed_until;   // as time of `boot_now_ns`: no bump that is over by then is unknown to the node
   uint64_t most_requests;   // of one engine that it serves at once; 0: it does not say
+  uint64_t last_kind;       // of requests that it answers, RequestKind; 0: kMissed
 };
 
 constexpr size_t kAreaAlignment = 4096;

@@ -133,6 +133,9 @@ void HostLine::serve(uint64_t id, const Request& request) {
     case RequestKind::kMissed:
       tell(request.keys);
       break;
+    case RequestKind::kPublishAgain:
+      publish_again(id, request);
+      break;
   }
 }
 
@@ -142,9 +145,7 @@ bool HostLine::take(uint64_t id, Request* request) const {
   request->n_pieces = request_->n_pieces;
   request->deadline = Deadline::after(static_cast<double>(request_->timeout_ns) / 1e9);
   const bool is_publish = request->kind == RequestKind::kPublish;
-  if (!is_publish && request->kind != RequestKind::kLookUp && request->kind != RequestKind::kMissed) {
-    return false;
-  }
+  if (request->kind < RequestKind::kPublish || request->kind > RequestKind::kPublishAgain) return false;
   if (request->n_pages == 0 || request->n_pages > kMaxPages) return false;
   if (is_publish && (request->n_pieces == 0 || request->n_pieces > kMaxPieces / request->n_pages))
     return false;
@@ -214,6 +215,26 @@ void HostLine::publish(uint64_t id, const Request& request) {
   }
   announce(request);
   if (!untold.empty()) untold_.add(id, std::move(untold), deadline);
+}
+
+// As `publish` answers of pages that are there. The others are not tried.
+void HostLine::publish_again(uint64_t id, const Request& request) {
+  const size_t n = request.n_pages;
+  std::fill_n(answer_->is_found, n, uint8_t{0});
+  std::fill_n(answer_->is_told, n, uint8_t{0});
+  std::fill_n(answer_->statuses, n, static_cast<uint8_t>(PoolStatus::kNotTried));
+  if (answer_->is_draining != 0) return;
+  parts_.guests.take_out(request.keys.data(), n);
+  look_up(request);
+  answer_->sequence = parts_.sequences.next();
+  std::vector<Key> untold;
+  for (size_t i = 0; i < n; ++i) {
+    if (answer_->is_found[i] == 0) continue;
+    answer_->statuses[i] = static_cast<uint8_t>(PoolStatus::kExists);
+    untold.push_back(request.keys[i]);
+  }
+  announce(request);
+  if (!untold.empty()) untold_.add(id, std::move(untold), request.deadline);
 }
 
 // Tells the node's own shard, and its disk; the engine tells the other owners of the entries.

@@ -90,6 +90,7 @@ class HostLine final {
   void serve(uint64_t id, const Request& request);
   void give_up(const Request& request);
   void publish(uint64_t id, const Request& request);
+  void publish_again(uint64_t id, const Request& request);
   void look_up(const Request& request);
   void announce(const Request& request);
   void tell(const std::vector<Key>& untold);

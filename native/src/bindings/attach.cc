@@ -107,6 +107,16 @@ Published publish_to_host(Attachment& self, const KeyArray& keys, const PieceArr
   return published;
 }
 
+Published publish_again(Attachment& self, const KeyArray& keys, double timeout, const RingTable& ring,
+                        LocationCache& known) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const nb::gil_scoped_release unlocked;
+  Published published(self.publish_again(data, n, Deadline::after(timeout)), data, ring);
+  remember(published, data, known);
+  return published;
+}
+
 template <typename T, typename Value>
 Array<T> copy_of(const std::vector<Value>& values) {
   return give<T>(std::vector<Value>(values), {values.size()});
@@ -152,6 +162,7 @@ void bind_attach(nb::module_& m) {
                                   {self.answer.locations.size(), sizeof(Location)});
            })
       .def_prop_ro("is_draining", [](const Published& self) { return self.answer.is_draining; })
+      .def_prop_ro("is_lost", [](const Published& self) { return self.answer.is_lost; })
       .def_ro("is_told", &Published::is_told)
       .def_ro("n_found", &Published::n_found)
       .def_ro("n_known", &Published::n_known)
@@ -180,6 +191,9 @@ void bind_attach(nb::module_& m) {
       .def("call_ahead", &Attachment::call_ahead)
       .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a, "ring"_a,
            "known"_a)
+      .def("publish_again", &publish_again, "keys"_a.noconvert(), "timeout"_a, "ring"_a, "known"_a,
+           "Publish what lies in the node's pool of these already; only if it ``publishes_again``.")
+      .def_prop_ro("publishes_again", &Attachment::publishes_again)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
       .def("tell_missed", &tell_host_of_missed, "keys"_a.noconvert(), "timeout"_a)
       .def(
