@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "check.h"
@@ -11,6 +12,7 @@
 #include "cuda/pieces.h"
 #include "cuda/staging.h"
 #include "fake_cuda/library.h"
+#include "page/region.h"
 
 using namespace p2pkv;
 using namespace p2pkv::cuda;
@@ -160,6 +162,20 @@ TEST(cuda_a_lost_device_says_so_and_its_staging_is_never_lent_again) {
   CHECK(device->copy({&copy, 1}, Direction::kToHost, &error) == CopyOutcome::kFailed);  // at once
   CHECK(error.find("was lost by an earlier error") != std::string::npos);
   fake.reset();
+}
+
+TEST(cuda_shared_staging_is_seen_by_who_maps_it) {
+  Fixture f;
+  std::string error;
+  const auto staging = Staging::create_shared(f.device, Staging::kGranule + 1, &error);
+  CHECK(staging != nullptr);
+  CHECK_EQ(staging->nbytes(), 2 * Staging::kGranule);
+  CHECK_EQ(f.staging->fd(), -1);
+  const auto mapped = p2pkv::ReadOnlyMapping::map(staging->fd(), staging->nbytes(), &error);
+  CHECK(mapped != nullptr);
+  auto loan = staging->borrow(Staging::kGranule, Staging::kGranule, Deadline::after(0));
+  std::memset(loan.data(), 7, Staging::kGranule);
+  CHECK_EQ(mapped->base()[loan.data() - staging->base()], 7);
 }
 
 TEST(cuda_staging_waits_for_room_in_the_order_of_asking_and_until_the_deadline) {

@@ -83,12 +83,13 @@ void lend_blocks(Device& device, unsigned n_blocks) {
   if (!is_lent) throw std::runtime_error(error);
 }
 
-std::shared_ptr<Staging> create_staging(std::shared_ptr<Device> device, uint64_t nbytes) {
+std::shared_ptr<Staging> create_staging(std::shared_ptr<Device> device, uint64_t nbytes, bool is_shared) {
   std::string error;
   std::shared_ptr<Staging> staging;
   {
     const nb::gil_scoped_release unlocked;
-    staging = Staging::create(std::move(device), nbytes, &error);
+    staging = is_shared ? Staging::create_shared(std::move(device), nbytes, &error)
+                        : Staging::create(std::move(device), nbytes, &error);
   }
   if (!staging) throw std::runtime_error(error);
   return staging;
@@ -232,7 +233,8 @@ void bind_cuda(nb::module_& m) {
   nb::class_<Staging>(
       m, "CudaStaging", nb::is_final(),
       "Pinned host memory that copies from and to a device pass through. See native/src/cuda/staging.h.")
-      .def_static("create", &create_staging, "device"_a, "nbytes"_a)
+      .def_static("create", &create_staging, "device"_a, "nbytes"_a, "is_shared"_a = false)
+      .def_prop_ro("fd", &Staging::fd, "A memfd of its memory, which stays its own; -1 unless it is shared.")
       .def_prop_ro("address", [](const Staging& self) { return reinterpret_cast<uintptr_t>(self.base()); })
       .def_prop_ro("nbytes", &Staging::nbytes)
       .def_prop_ro("largest", &Staging::largest)

@@ -9,11 +9,21 @@
 #include <mutex>
 #include <vector>
 
+#include "page/region.h"
+
 namespace p2pkv::cuda {
+namespace {
+
+uint64_t whole_granules(uint64_t nbytes) {
+  constexpr uint64_t kGranule = Staging::kGranule;
+  return std::max<uint64_t>(1, (nbytes + kGranule - 1) / kGranule) * kGranule;
+}
+
+}  // namespace
 
 std::shared_ptr<Staging> Staging::create(std::shared_ptr<Device> device, uint64_t nbytes,
                                          std::string* error) {
-  nbytes = std::max<uint64_t>(1, (nbytes + kGranule - 1) / kGranule) * kGranule;
+  nbytes = whole_granules(nbytes);
   // Mapped here and locked by the driver, not allocated by it: so it stays when the engine resets the device.
   void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) {
@@ -29,6 +39,15 @@ std::shared_ptr<Staging> Staging::create(std::shared_ptr<Device> device, uint64_
   }
   return std::shared_ptr<Staging>(
       new Staging(std::move(device), static_cast<uint8_t*>(base), nbytes, nullptr));
+}
+
+std::shared_ptr<Staging> Staging::create_shared(std::shared_ptr<Device> device, uint64_t nbytes,
+                                                std::string* error) {
+  const std::shared_ptr<SharedRegion> region = SharedRegion::create(whole_granules(nbytes), error);
+  if (!region) return nullptr;
+  auto staging = over(std::move(device), region->base(), region->nbytes(), region, error);
+  if (staging) staging->fd_ = region->fd();
+  return staging;
 }
 
 std::shared_ptr<Staging> Staging::over(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes,

@@ -65,6 +65,9 @@ class Staging : public std::enable_shared_from_this<Staging> {
   // Null, with the reason in `error`. Every page of the memory is touched and locked: keep it out of
   // deadlines.
   static std::shared_ptr<Staging> create(std::shared_ptr<Device> device, uint64_t nbytes, std::string* error);
+  // The same, of memory that other processes of this host may map to read it, by `fd`.
+  static std::shared_ptr<Staging> create_shared(std::shared_ptr<Device> device, uint64_t nbytes,
+                                                std::string* error);
   // Over memory of somebody else's, a multiple of kGranule long, which `owner` keeps: a region that peers may
   // read, say.
   static std::shared_ptr<Staging> over(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes,
@@ -78,6 +81,8 @@ class Staging : public std::enable_shared_from_this<Staging> {
 
   uint8_t* base() const { return base_; }
   uint64_t nbytes() const { return nbytes_; }
+  // Its memfd, which stays its own; -1 if it is not shared.
+  int fd() const { return fd_; }
   uint64_t largest() const { return kGranule * blocks_.n_granules(); }
   StagingStats stats();
 
@@ -91,6 +96,7 @@ class Staging : public std::enable_shared_from_this<Staging> {
   const std::shared_ptr<Device> device_;
   uint8_t* const base_;
   const uint64_t nbytes_;
+  int fd_ = -1;
   std::shared_ptr<void> owner_;
   const pid_t pid_ = getpid();
   std::mutex mutex_;  // guards all below
