@@ -34,6 +34,8 @@ _LOOK_S = 0.05
 """Between looks whether the node closes, by a call that waits for a stream."""
 
 FetchToHost: TypeAlias = "Callable[[PageCall, float], Outcomes]"
+Store: TypeAlias = "Callable[[Round], bool]"
+"""Takes the pages of a round from the staging before it returns; says whether another one is of any use."""
 
 
 class _Waited(IntEnum):
@@ -145,34 +147,51 @@ class DevicePages:
         return statuses, nbytes
 
     def _publish_rounds(self, run: _Run, deadline: float) -> tuple[NDArray[np.uint8], int]:
-        last = len(run.call.ids)
-        statuses = np.full(last, PoolStatus.NOT_TRIED, np.uint8)
+        statuses = np.full(len(run.call.ids), PoolStatus.NOT_TRIED, np.uint8)
         nbytes = 0
+
+        def store(round_: Round) -> bool:
+            nonlocal nbytes
+            staged = round_.staged
+            stored = self._pool.publish(staged.ids, staged.pieces, max(0.0, deadline - time.monotonic()))
+            is_late = stored.statuses == PoolStatus.TIMED_OUT
+            statuses[round_.rows] = np.where(is_late, np.uint8(PoolStatus.NOT_TRIED), stored.statuses)
+            nbytes += stored.nbytes
+            return True
+
+        self._lift(run, store, deadline)
+        return statuses, nbytes
+
+    def lift(self, call: PageCall, rows: NDArray[np.intp], store: Store, deadline: float) -> None:
+        """Have some pages of a call stored by who is not the own pool, the front of them last.
+
+        What is not handed to ``store`` a device did not give, in time or at all. ``Round.rows`` are of ``rows``.
+        """
+        run = self._start(_chosen(call, rows), deadline)
+        if run.problem is None:
+            self._lift(run, store, deadline)
+
+    def _lift(self, run: _Run, store: Store, deadline: float) -> None:
+        last, goes_on = len(run.call.ids), True
         with ExitStack() as undo:
             room = self._borrow(run, deadline, undo)
             is_under_way = room is not None
             while room is not None and is_under_way:
                 copied = room.wait()
                 if not room.has_halves:
-                    nbytes += self._store(copied, statuses, deadline)
-                if last > 0 and time.monotonic() < deadline and not run.is_broken:
+                    goes_on = goes_on and self._store(copied, store)
+                if goes_on and last > 0 and time.monotonic() < deadline and not run.is_broken:
                     last = self._begin_from_device(room, run, last)
                 is_under_way = room.is_copying
                 if room.has_halves:
-                    nbytes += self._store(copied, statuses, deadline)
-        return statuses, nbytes
+                    goes_on = goes_on and self._store(copied, store)
 
-    def _store(self, copied: tuple[Round, bool] | None, statuses: NDArray[np.uint8], deadline: float) -> int:
-        """Have the pool take a round from the staging if it is there; return the bytes that were stored."""
+    def _store(self, copied: tuple[Round, bool] | None, store: Store) -> bool:
+        """Have a round stored from the staging if it is there; return whether there is use in another."""
         if copied is None or not copied[1]:
-            return 0
-        round_, _ = copied
-        self._count_copied(round_, "to_host")
-        staged = round_.staged
-        stored = self._pool.publish(staged.ids, staged.pieces, max(0.0, deadline - time.monotonic()))
-        is_late = stored.statuses == PoolStatus.TIMED_OUT
-        statuses[round_.rows] = np.where(is_late, np.uint8(PoolStatus.NOT_TRIED), stored.statuses)
-        return stored.nbytes
+            return True
+        self._count_copied(copied[0], "to_host")
+        return store(copied[0])
 
     def _begin_from_device(self, room: StagingRoom, run: _Run, last: int) -> int:
         """Begin to copy the pages before ``last`` for which there is room; return the first of them."""

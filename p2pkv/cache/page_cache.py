@@ -121,13 +121,13 @@ class PageCache:
         # whose checksums are to be compared have to be in host memory for that
         is_direct = device_direct > 0 and not check_sums and of_host is None
         direct = DirectPages(self._sources, devices, device_direct, metrics) if is_direct else None
-        self._device_pages = DevicePages(devices, pool, metrics, direct)
+        self.device_pages = DevicePages(devices, pool, metrics, direct)
         self._publisher = Publisher(
             pool=pool,
             directory=directory,
             guests=guests,
             tier=tier,
-            device_pages=self._device_pages,
+            device_pages=self.device_pages,
             metrics=metrics,
         )
         self._counts = FetchCounts(self._sources, source_names, metrics)
@@ -232,7 +232,7 @@ class PageCache:
         call = self._to_be_fetched(keys, pages, stream)
         if call.device_of is None:
             return self._fetch(call, deadline)
-        return self._device_pages.fetch(call, self._fetch, deadline)
+        return self.device_pages.fetch(call, self._fetch, deadline)
 
     def _to_be_fetched(self, keys: Sequence[str | bytes], pages: Pages, stream: int | None) -> PageCall:
         return check_call(self.hash(keys)[1], pages, self._registrations.table, stream, writable=True)
