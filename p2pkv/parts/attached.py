@@ -39,6 +39,7 @@ from p2pkv.memory.registered import Memory
 from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
+from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.page import Keys, Namespace, scopes
@@ -88,6 +89,7 @@ class AttachedParts:
         if config.raise_nofile:
             raise_limit()
         require_descriptors()
+        use_cuda_library(config.cuda_library)
         self.metrics = Metrics()
         self.own_host = OwnHost(
             config.attach_path,
