@@ -1,6 +1,7 @@
 """The data path of an attached engine: it publishes through its host's node, and reads everybody's pool itself.
 
 - *Publish*: the node pulls the pages out of the engine's memory into its own pool, and they are its pages from then on.
+  Those in device memory come through memory that the engine copies them to (``device_publishing.py``).
   Its native thread tells its own shard of the directory; this engine tells the others, in the node's name and under the
   node's number, so that no call waits for the node's interpreter.
 - *Fetch, exists*: as in a node, by the same code, with the host's node's pool in place of an own one: what lies there
@@ -19,6 +20,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2pkv import _native
+from p2pkv.attach.device_publishing import DevicePublishing, Stored, why_unstored
+from p2pkv.attach.misfit import misfit
 from p2pkv.attach.own_host import OwnHost
 from p2pkv.attach.own_pages import OwnPages
 from p2pkv.attach.unsettled import Unsettled
@@ -59,6 +62,7 @@ class AttachedCache:
         if there is no other.
         """
         self._reader = reader
+        self._from_devices = DevicePublishing(reader.device_pages, reader.locations)
         self._own_host = own_host
         self._directory = directory
         self._client = client
@@ -91,21 +95,15 @@ class AttachedCache:
         is_fresh = attachment is not None and self._learn_epochs(deadline)
         in_epoch, ids = self._reader.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)
-        if call.device_of is not None:
-            raise UsageError(
-                "the pages are in device memory, and an attached engine publishes from host memory only; copy them "
-                "there"
-            )
         if attachment is None or not is_fresh:
             return self._unpublished("host", len(ids))
         if epoch is not None and epoch != in_epoch:
             return self._unpublished("epoch", len(ids))
         beside = self._directory.beside(attachment.node_key)
-        published = attachment.publish(
-            call.ids, call.pieces, deadline - time.monotonic(), beside.table, self._reader.locations
-        )
-        if published.misfit is not None:
-            raise _misfit(call, published, published.misfit)
+        stored = self._store(attachment, beside.table, call, deadline)
+        if stored is None:
+            return self._unpublished("host", len(ids))
+        published = stored.published
         if published.is_draining:
             return self._unpublished("draining", len(ids))
         outcomes = published.is_known()
@@ -122,8 +120,22 @@ class AttachedCache:
         self.own_pages.add(known)
         if beside is not self._directory.beside(attachment.node_key):
             self.tell_unsettled(deadline)  # the view has changed before they were among what is told then
-        self._count(published, n_published, began)
+        self._count(stored, n_published, began)
         return outcomes
+
+    def _store(
+        self, attachment: _native.Attachment, ring: _native.RingTable, call: PageCall, deadline: float
+    ) -> Stored | None:
+        if call.device_of is not None:
+            return self._from_devices.publish(attachment, ring, call, deadline)
+        left = deadline - time.monotonic()
+        published = attachment.publish(call.ids, call.pieces, left, ring, self._reader.locations)
+        page = published.misfit
+        if page is not None:
+            raise misfit(
+                page, int(call.lengths[page]), int(as_locations(published.locations())["length"][page])
+            )
+        return Stored(published, published.stored_bytes, why_unstored(published))
 
     def tell_unsettled(self, deadline: float = math.inf) -> None:
         """Have the host's node see to what was told by an earlier view. To be called when another one is gone by."""
@@ -148,16 +160,14 @@ class AttachedCache:
             )
         return outcomes
 
-    def _count(self, published: _native.AttachedPublish, n_published: int, began: float) -> None:
-        metrics, nbytes = self._metrics, published.stored_bytes
-        metrics.count(metrics.unpublished_pages, "no_room", published.n_no_room)
-        metrics.count(metrics.unpublished_pages, "changed", published.n_changed)
-        metrics.count(metrics.unpublished_pages, "timed_out", published.n_late)
-        metrics.count(metrics.unpublished_pages, "host", published.n_not_tried)
-        metrics.count(metrics.unpublished_pages, "no_directory", published.n_found - n_published)
+    def _count(self, stored: Stored, n_published: int, began: float) -> None:
+        metrics = self._metrics
+        for reason, n_pages in stored.unstored.items():
+            metrics.count(metrics.unpublished_pages, reason, n_pages)
+        metrics.count(metrics.unpublished_pages, "no_directory", stored.published.n_found - n_published)
         metrics.published_pages.inc(n_published)
-        metrics.published_bytes.inc(nbytes)
-        metrics.timings.publishes.native.add(0, nbytes, time.monotonic() - began)
+        metrics.published_bytes.inc(stored.nbytes)
+        metrics.timings.publishes.native.add(0, stored.nbytes, time.monotonic() - began)
 
     def _unpublished(self, reason: str, n_pages: int) -> Outcomes:
         self._metrics.count(self._metrics.unpublished_pages, reason, n_pages)
@@ -259,19 +269,6 @@ class AttachedCache:
     def close(self) -> None:
         """As :meth:`PageCache.close`."""
         self._reader.close()
-
-
-def _misfit(call: PageCall, published: _native.AttachedPublish, page: int) -> UsageError:
-    """Say why the host's node can't store this page, whatever room it makes."""
-    length = int(as_locations(published.locations())["length"][page])
-    if length:
-        return UsageError(
-            f"page {page} was published with {length} bytes, the memory given for it has {call.lengths[page]}; is "
-            "something missing in the namespace?"
-        )
-    return UsageError(
-        f"a page of {call.lengths[page]} bytes does not fit the pool of the host's node; raise its pool_size"
-    )
 
 
 def unsupported(what: str) -> UsageError:

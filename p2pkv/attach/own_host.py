@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from p2pkv import _native
 from p2pkv.errors import ControlError
@@ -101,6 +102,11 @@ class OwnHost(Resource):
             attachment = self._attachment
         if attachment is not None:
             self._tell(attachment, memory)
+
+    def show(self, address: int, nbytes: int, fd: int) -> Callable[[], None]:
+        """Do as :meth:`share`; return what has the node read it no more."""
+        self.share(SharedMemory(address, nbytes, fd))
+        return partial(self.forget, address)
 
     def forget(self, address: int) -> None:
         """Have the node read it no more."""

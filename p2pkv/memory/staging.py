@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from p2pkv import _native
@@ -35,10 +35,21 @@ class Staging:
 class DeviceMemory(Resource):
     """The devices of one node and their staging. Thread-safe."""
 
-    def __init__(self, registrations: Registrations, staging_nbytes: int, kernel_blocks: int = 0) -> None:
-        """``kernel_blocks``: what a device lends for copies of small pieces; 0: nothing."""
+    def __init__(
+        self,
+        registrations: Registrations,
+        staging_nbytes: int,
+        kernel_blocks: int = 0,
+        show: Callable[[int, int, int], Callable[[], None]] | None = None,
+    ) -> None:
+        """``kernel_blocks``: what a device lends for copies of small pieces; 0: nothing.
+
+        ``show`` has another process read the staging where it is, which takes a memfd: it is given address, bytes and
+        descriptor, and returns what ends that.
+        """
         self._registrations = registrations
         self._kernel_blocks = kernel_blocks
+        self._show = show
         self._staging_nbytes = staging_nbytes
         # guards all below; held while the staging is made. Reentrant, for a signal's handler may close the node
         self._lock = threading.RLock()
@@ -90,8 +101,11 @@ class DeviceMemory(Resource):
         return device
 
     def _make_staging(self, device: _native.CudaDevice) -> Staging:
-        native = _native.CudaStaging.create(device, self._staging_nbytes)
+        is_shared = self._show is not None
+        native = _native.CudaStaging.create(device, self._staging_nbytes, is_shared=is_shared)
         memory = self._registrations.add_unlisted(native, native.address, native.nbytes)
+        if self._show is not None:
+            memory.on_close(self._show(native.address, native.nbytes, native.fd))
         _log.info("pages in device memory go through %d bytes of page-locked host memory", native.nbytes)
         return Staging(native, memory, self._registrations.table_of([memory]))
 

@@ -166,7 +166,10 @@ class AttachedParts:
         self.registrations = Registrations(self.transports)
         undo.callback(self.registrations.close)
         self.devices = DeviceMemory(
-            self.registrations, self._config.device_staging_nbytes, self._config.device_kernel_blocks
+            self.registrations,
+            self._config.device_staging_nbytes,
+            self._config.device_kernel_blocks,
+            show=self.own_host.show,
         )
         undo.callback(self.devices.close)
         self.registrar = SharingRegistrar(Registrar(self.registrations, self.devices), self.own_host)

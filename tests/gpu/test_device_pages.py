@@ -17,10 +17,15 @@ from pair import NBYTES, N, Pair, run_all
 Allocate = Callable[[int], DeviceBuffer]
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", "attached"])
 def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair:
-    """The owner's and the reader's staging hold four pages: a batch of eight needs two rounds and more."""
-    return make_pair(transports=[request.param], device_staging_size=1 << 17)
+    """The owner's and the reader's staging hold 32 pages, of which a call gets half.
+
+    The owner is a node, or an engine that is attached to one.
+    """
+    is_attached = request.param == "attached"
+    transports = ["shm", "tcp"] if is_attached else [request.param]
+    return make_pair(attached=is_attached, transports=transports, device_staging_size=1 << 17)
 
 
 def _filled(keys: list[str], nbytes: int = NBYTES) -> np.ndarray:
@@ -129,10 +134,11 @@ def test_what_is_published_already_is_not_copied_again(pair: Pair, source: Devic
     assert pair.owner.counters()['p2pkv_staged_bytes_total{direction="to_host"}'] == 0
 
 
+@pytest.mark.parametrize("attached", [False, True])
 def test_the_front_of_a_batch_larger_than_the_pool_stays(
-    make_pair: Callable[..., Pair], allocate: Allocate
+    make_pair: Callable[..., Pair], allocate: Allocate, attached: bool
 ) -> None:
-    pair = make_pair(pool_size=1 << 20, device_staging_size=1 << 18)
+    pair = make_pair(attached=attached, pool_size=1 << 20, device_staging_size=1 << 18)
     n = 384  # of 256 that fit
     source = allocate(n * NBYTES)
     pair.owner.register_memory(source.array)

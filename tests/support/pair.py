@@ -20,9 +20,19 @@ POOL = 1 << 20
 
 
 class Pair:
-    """Two nodes, ``owner`` and ``reader``, each with registered memory for ``N`` pages."""
+    """Two nodes, ``owner`` and ``reader``, each with registered memory for ``N`` pages.
 
-    def __init__(self, folder: Path, extra: Callable[[], list[Transport]] = list, **settings: object) -> None:
+    An ``attached`` owner is an engine, and ``host`` the node whose pool it uses; else they are one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        extra: Callable[[], list[Transport]] = list,
+        *,
+        attached: bool = False,
+        **settings: object,
+    ) -> None:
         secret = folder / "secret"
         secret.write_text("the secret of a test, long enough\n")
         secret.chmod(0o600)
@@ -32,7 +42,13 @@ class Pair:
             "pool_size": POOL,
             "deadline": 5.0,  # of which a healthy peer takes none, but a busy machine may
         } | settings
-        self.owner = self.start("owner", extra, settings)
+        if attached:
+            (folder / "host").mkdir(mode=0o700, exist_ok=True)
+            path = f"unix:{folder}/host/s"
+            self.host = self.start("host", extra, settings | {"attach_listen": path})
+            self.owner = self.start("owner", extra, settings | {"attach": path})
+        else:
+            self.host = self.owner = self.start("owner", extra, settings)
         self.reader = self.start("reader", extra, settings)
         self.source = np.zeros((N, NBYTES), np.uint8)
         self.destination = np.zeros((N, NBYTES), np.uint8)
@@ -47,8 +63,8 @@ class Pair:
         return Node.start(config, extra_transports=extra())
 
     @property
-    def nodes(self) -> tuple[Node, Node]:
-        return self.owner, self.reader
+    def nodes(self) -> tuple[Node, ...]:
+        return self.owner, self.reader, *([self.host] if self.host is not self.owner else [])
 
     def fresh_keys(self) -> list[str]:
         self._counter += 1
