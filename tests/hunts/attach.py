@@ -1,7 +1,8 @@
 """What an engine withdraws is never served with other bytes, and what it published outlives it.
 
 The hunter is an engine itself. Its publishes have deadlines of any length, its node is stopped at any moment, and as
-soon as a call has returned the memory that was published from is overwritten, whatever the call said. A page is one
+soon as a call has returned the memory that was published from is overwritten, whatever the call said. That may be
+memory of an emulated device, whose copies take a while, and come in rounds where the staging is small. A page is one
 64-bit number over and over, so that a mixed one is seen. A second engine publishes until it is killed, often while a
 member of another host is stopped, so that it dies before that member has been told of what was stored. The node is
 killed in the middle of a publish and started anew: keys of before stand for other numbers then.
@@ -18,11 +19,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hunts.attach_processes import VICTIM_NBYTES, child, lines_left, rows_of, victim_keys
+from device_buffers import EmulatedBuffer
+from fake_cuda import fake_cuda, has_fake_cuda
+from hunts.attach_processes import VICTIM_NBYTES, child, device_settings, lines_left, rows_of, victim_keys
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv import Config, Node, SharedRegion
 from p2pkv.testing.lateness import Lateness
@@ -49,13 +53,17 @@ class Hunter:
         self.join = str(self.other.answer(60.0 * PATIENCE))
         self.host = child("host", self.path, self.join)
         self.host.read(60.0 * PATIENCE)
-        self.node = Node.start(Config(node_id="hunter", attach=self.path, replicas=1))
+        settings = device_settings(chance.choice(["128KiB", "256KiB", "4MiB"]))
+        self.node = Node.start(Config(node_id="hunter", attach=self.path, replicas=1, **settings))
         self.region = SharedRegion.create(_LARGEST * _MOST_PAGES)
         self.node.register_address(self.region.address, self.region.nbytes, self.region)
         self.unshared = np.zeros(_LARGEST * _MOST_PAGES, np.uint8)
         self.node.register_memory(self.unshared)
         self.to = np.zeros(_LARGEST * _MOST_PAGES, np.uint8)
         self.node.register_memory(self.to)
+        self.device = EmulatedBuffer(_LARGEST * _MOST_PAGES) if has_fake_cuda() else None
+        if self.device is not None:
+            self.node.register_memory(self.device.array)
         self.n = 0
         self.n_victims = 0
         self.n_lives = 0
@@ -64,7 +72,9 @@ class Hunter:
         """Publish, overwrite, and look at what is served."""
         chance = self.chance
         n, nbytes = chance.randint(1, _MOST_PAGES), chance.choice([4096, 16384, _LARGEST])
-        memory = self.region.array if chance.random() < 0.8 else self.unshared
+        where = chance.random()
+        memory = self.region.array if where < 0.55 else self.unshared
+        device = self.device if where > 0.7 else None
         first = self.n + 1
         self.n += n
         keys = [f"page-{first + i}" for i in range(n)]
@@ -72,18 +82,30 @@ class Hunter:
         rows[:] = np.arange(first, first + n, dtype=np.uint64)[:, None]
         timeout = 10 ** chance.uniform(-4.5, -1.5) if chance.random() < 0.8 else 5.0
         stopping = self._stop_soon() if chance.random() < 0.3 else None
-        outcomes = self._publish_in_time(keys, rows, timeout)
+        outcomes = self._publish_in_time(keys, rows, timeout, device)
         rows[:] = _POISON
+        if device is not None:
+            device.write(rows.view(np.uint8))
+            self.tally["from a device"] += int(outcomes.sum())
         if stopping is not None:
             stopping.join()
         self.tally["late"] += int(n - outcomes.sum())
         self.check(keys, range(first, first + n), nbytes)
 
     def _publish_in_time(
-        self, keys: list[str], rows: NDArray[np.uint64], timeout: float
+        self,
+        keys: list[str],
+        rows: NDArray[np.uint64],
+        timeout: float,
+        device: EmulatedBuffer | None = None,
     ) -> NDArray[np.uint8]:
+        pages: Any = rows.view(np.uint8)
+        if device is not None:
+            fake_cuda().delay_copies(self.chance.choice([0, 200, 2000]))
+            device.write(pages)
+            pages = device.rows(*pages.shape)
         with Lateness() as late:
-            outcomes = self.node.publish(keys, rows.view(np.uint8), timeout=timeout)
+            outcomes = self.node.publish(keys, pages, timeout=timeout)
         if late.seconds - late.worst > timeout + 0.1 * PATIENCE:
             raise Broken(f"a publish with {timeout:.4f} s took {late.seconds:.3f} s, {late.worst:.3f} s late")
         return outcomes
@@ -123,7 +145,7 @@ class Hunter:
         """Have another engine publish and die: what it was told is published is there, and what was stored is told."""
         self.n_victims += 1
         name = f"victim-{self.n_victims}"
-        victim = child(name, self.path)
+        victim = child(name, self.path, self.chance.choice(["host", "device"]) if self.device else "host")
         victim.read(60.0 * PATIENCE)
         is_cut_off = self.chance.random() < 0.6
         try:
@@ -210,6 +232,9 @@ class Hunter:
 
     def close(self) -> None:
         self.node.close()
+        if self.device is not None:
+            self.device.close()
+            fake_cuda().reset()
         del self.node, self.region
         gc.collect()  # a closed node is in cycles, and keeps what it was shown until they are looked for
         self.host.close(10.0)
@@ -234,5 +259,5 @@ HUNT = Hunt(
     "attach",
     "what an engine withdraws is never served with other bytes, and what it published outlives it",
     run,
-    effects=("hits", "late", "killed", "untold", "returns"),
+    effects=("hits", "late", "killed", "untold", "returns", "from a device"),
 )

@@ -8,10 +8,13 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_buffers import EmulatedBuffer
+from fake_cuda import fake_cuda, has_fake_cuda
 from p2pkv import Config, Node, SharedRegion
 from p2pkv.keeper.server import KeeperServer
 from p2pkv.testing.nursery import nursery
@@ -113,17 +116,34 @@ def be_other() -> None:
         obey(Other(node))
 
 
-def be_victim(name: str, path: str) -> None:
-    """Publish batch after batch until killed, and say the number of each one that is published whole."""
-    with Node.start(Config(node_id=name, attach=path, replicas=1)) as node:
+def device_settings(staging: str) -> dict[str, Any]:
+    """Return what an engine with memory of the emulated device has beside."""
+    return {"cuda_library": fake_cuda().path, "device_staging_size": staging} if has_fake_cuda() else {}
+
+
+def be_victim(name: str, path: str, memory: str = "host") -> None:
+    """Publish batch after batch until killed, and say the number of each one that is published whole.
+
+    From ``memory`` of the host, or of a device that is slow to copy.
+    """
+    settings = device_settings("128KiB")  # a batch takes four rounds
+    with Node.start(Config(node_id=name, attach=path, replicas=1, **settings)) as node:
         region = SharedRegion.create(VICTIM_PAGES * VICTIM_NBYTES)
         node.register_address(region.address, region.nbytes, region)
         rows = rows_of(region.array, VICTIM_PAGES, VICTIM_NBYTES)
+        device = EmulatedBuffer(region.nbytes) if memory == "device" else None
+        if device is not None:
+            node.register_memory(device.array)
+            fake_cuda().delay_copies(200)
         say("ready")
         for batch in range(1 << 30):
             keys, values = victim_keys(name, batch)
             rows[:] = np.array(values, np.uint64)[:, None]
-            while not node.publish(keys, rows.view(np.uint8), timeout=30.0).all():
+            pages: Any = rows.view(np.uint8)
+            if device is not None:
+                device.write(pages)
+                pages = device.rows(VICTIM_PAGES, VICTIM_NBYTES)
+            while not node.publish(keys, pages, timeout=30.0).all():
                 pass
             say(batch)
 

@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import TypeVar
 
 import numpy as np
 
-from fake_cuda import fake_cuda
+from fake_cuda import fake_cuda, has_fake_cuda
 from hunts.areas import ROW, Area
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.timing import check_time
@@ -42,15 +41,6 @@ that waits: it must show before."""
 _KINDS = ("host", "shared", "device")
 
 
-@cache
-def _has_driver() -> bool:
-    try:
-        fake_cuda()
-    except OSError:  # no compiler to build it with
-        return False
-    return True
-
-
 class World:
     """Three nodes, their memory, and the threads that use it."""
 
@@ -63,14 +53,14 @@ class World:
         self.has_ended = False
         self.links: dict[str, int] = {}
         """How many each node had when it misjudged another, by node id."""
-        self.copy_s = self.rng.choice([0.0, 0.0, 0.002, 0.07]) if _has_driver() else 0.0
+        self.copy_s = self.rng.choice([0.0, 0.0, 0.002, 0.07]) if has_fake_cuda() else 0.0
         choices = [["tcp"], ["shm"], ["shm", "tcp"]]
-        if _has_driver():
+        if has_fake_cuda():
             _native.cuda_use_library(fake_cuda().path)  # before it is looked whether cuda_ipc can run
             choices += [["cuda_ipc"], ["cuda_ipc", "tcp"]]
         transports = self.rng.choice(choices)
         kinds = [
-            k for k in _KINDS if (k != "device" or _has_driver()) and (k != "host" or "tcp" in transports)
+            k for k in _KINDS if (k != "device" or has_fake_cuda()) and (k != "host" or "tcp" in transports)
         ]
         settings = {
             "transports": transports,
@@ -80,7 +70,7 @@ class World:
             "buddy_pool_size": self.rng.choice([0, 0, "1MiB"]),
             "device_staging_size": self.rng.choice(["256KiB", "4MiB"]),
             "transfer_lease": self.rng.choice([0.15, _LONG_LEASE]),
-            **({"cuda_library": fake_cuda().path} if _has_driver() else {}),
+            **({"cuda_library": fake_cuda().path} if has_fake_cuda() else {}),
         }
         self.remembers = settings["transfer_lease"] == _LONG_LEASE
         self.nodes: list[Node] = []
@@ -93,7 +83,7 @@ class World:
         self.areas = [
             [Area(node, self.rng.choice(kinds), N_ACTORS * ROWS) for _ in range(2)] for node in self.nodes
         ]
-        if _has_driver():
+        if has_fake_cuda():
             fake_cuda().delay_copies(int(self.copy_s * 1e6))
 
     def count(self, what: str, n: int = 1) -> None:
@@ -202,7 +192,7 @@ class World:
                 area.check()
                 self.count("memories untouched")
         finally:
-            if _has_driver():
+            if has_fake_cuda():
                 fake_cuda().delay_copies(0)
             for area in (area for areas in self.areas for area in areas):
                 area.unbar()

@@ -163,3 +163,13 @@ class FakeCuda:
 @cache
 def fake_cuda() -> FakeCuda:
     return FakeCuda()
+
+
+@cache
+def has_fake_cuda() -> bool:
+    """Whether there is an emulated driver to be had here."""
+    try:
+        fake_cuda()
+    except OSError:  # no compiler to build it with
+        return False
+    return True
