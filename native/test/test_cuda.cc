@@ -1,5 +1,6 @@
 // Copies to and from devices, against the emulated driver: complete when they return, nobody's memory touched
 // afterwards, nothing left behind.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -307,6 +308,25 @@ TEST(cuda_a_forked_child_lets_go_without_calling_the_driver) {
   if (child == 0) {
     f.staging.reset();
     f.device.reset();
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(cuda_what_a_forked_child_has_where_the_staging_was_is_the_childs) {
+  Fixture f;
+  f.staging.reset();
+  f.staging = Staging::create_shared(f.device, 2 * kPage, &f.error);
+  CHECK(f.staging != nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    uint8_t* const at = f.staging->base();
+    if (mmap(at, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
+             0) != at)
+      _exit(1);
+    f.staging.reset();
+    std::memset(at, 1, 2 * kPage);
     _exit(0);
   }
   int status = -1;

@@ -64,8 +64,12 @@ Staging::Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes,
       blocks_(static_cast<uint32_t>(nbytes / kGranule)) {}
 
 Staging::~Staging() {
-  // A device may still write there: better lost than somebody else's. And a forked child never had it.
-  if (getpid() != pid_) return;
+  // A forked child never had it: what lies there is the child's own, and the owner would unmap it.
+  if (getpid() != pid_) {
+    [[maybe_unused]] const auto& forgotten = *new std::shared_ptr<void>(std::move(owner_));
+    return;
+  }
+  // A device may still write there: better lost than somebody else's.
   if (lost_bytes_ > 0) {
     static std::mutex keeping;
     static auto& kept = *new std::vector<std::shared_ptr<void>>;  // for ever
