@@ -106,7 +106,10 @@ class DeviceMemory(Resource):
         memory = self._registrations.add_unlisted(native, native.address, native.nbytes)
         if self._show is not None:
             memory.on_close(self._show(native.address, native.nbytes, native.fd))
-        _log.info("pages in device memory go through %d bytes of page-locked host memory", native.nbytes)
+        _log.info(
+            "pages in device memory that can't go straight are staged in %d bytes of page-locked host memory",
+            native.nbytes,
+        )
         return Staging(native, memory, self._registrations.table_of([memory]))
 
     @property

@@ -54,7 +54,11 @@ def test_all_that_a_device_can_do_was_tried_out(cuda_settings: dict[str, object]
     assert [finding.verdict for finding in found] == [Verdict.GOOD] * len(found), found
     gpu, locking, copies, by_handle, by_descriptor, dmabuf = (finding.says for finding in found)
     assert gpu.startswith("CUDA 12.8 (0: emulated device 0, 1: emulated device 1)")
-    assert "pages in device memory go through 32 MiB of page-locked host memory" in gpu
+    assert (
+        "come straight out of pools that the node maps, and go straight into its own, of which up to 16 GiB"
+        in gpu
+    )
+    assert gpu.endswith("all others are staged in 32 MiB of page-locked host memory")
     assert locking.startswith("32 MiB were locked for the GPU")
     assert "RLIMIT_MEMLOCK is " in locking
     assert "go many to a launch" in copies
@@ -62,6 +66,28 @@ def test_all_that_a_device_can_do_was_tried_out(cuda_settings: dict[str, object]
         assert says.startswith(f"memory of {what}")
         assert "was mapped by another process, which read all 2 MiB of it right" in says
     assert "device memory can be exported" in dmabuf
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"attach": "unix:/run/p2pkv/host"},
+            "are staged in 32 MiB of page-locked host memory, over every transport",
+        ),
+        ({"device_direct_size": 0}, "are staged in 32 MiB of page-locked host memory, over every transport"),
+        ({"verify": "checksum"}, "are staged in 32 MiB of page-locked host memory, over every transport"),
+        ({"compression": "lossless"}, "come straight out of pools that the node maps, of which up to 16 GiB"),
+        (
+            {"attach_listen": "unix:/run/p2pkv/host"},
+            "come straight out of pools that the node maps, of which",
+        ),
+    ],
+)
+def test_the_ways_of_pages_are_those_of_the_settings(
+    cuda_settings: dict[str, object], settings: dict[str, object], says: str
+) -> None:
+    assert f"pages in device memory {says}" in _findings(**cuda_settings, **settings)[0].says
 
 
 def test_nothing_is_kept_of_what_was_tried(emulated: FakeCuda, cuda_settings: dict[str, object]) -> None:

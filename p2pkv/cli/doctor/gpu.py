@@ -74,9 +74,22 @@ def _find_driver(config: Config) -> tuple[Finding, bool]:
     if not devices:
         return Finding(Verdict.NOTE, "GPU", f"{says} (no device)", _ADVICE["NO_DEVICE"]), False
     names = ", ".join(f"{i}: {name}" for i, name in enumerate(devices))
-    staging = f"{config.device_staging_nbytes / 2**20:g} MiB"
-    says += f" ({names}); pages in device memory go through {staging} of page-locked host memory, over every transport"
-    return Finding(Verdict.GOOD, "GPU", says), True
+    return Finding(Verdict.GOOD, "GPU", f"{says} ({names}); {_ways_of_pages(config)}"), True
+
+
+def _ways_of_pages(config: Config) -> str:
+    """Say how pages come to devices and from there, by the settings."""
+    staging = f"{config.device_staging_nbytes / 2**20:g} MiB of page-locked host memory"
+    if not config.device_direct_nbytes or config.verify == "checksum" or config.attach:
+        return f"pages in device memory are staged in {staging}, over every transport"
+    # nor into a pool that others look into, or go on with, or whose pages are packed
+    is_given = not (config.attach_listen or config.keeper) and config.compression == "off"
+    into = ", and go straight into its own" if is_given else ""
+    return (
+        f"pages in device memory come straight out of pools that the node maps{into}, of which up to "
+        f"{config.device_direct_nbytes / 2**30:g} GiB are locked for that (device_direct_size); all others are staged "
+        f"in {staging}"
+    )
 
 
 def _advice_on(error: str) -> str:
