@@ -45,6 +45,7 @@ _LIBRARIES = (
 TESTS = {
     "pages": (
         "test_device_pages.py",
+        "test_attached_devices.py",
         "test_direct_pages.py",
         "test_direct_publishing.py",
         "test_streams.py",
@@ -89,6 +90,7 @@ def steps(others: Sequence[str] = ()) -> list[Step]:
         Step("what this machine can do", 30.0, run_doctor, is_alone=True),
         Step("tests of pages in device memory", 90.0, run_of("pages")),
         Step("speed of pages in device memory", 60.0, figures("pages"), is_alone=True),
+        Step("speed of publishes through a host's node", 30.0, figures("attached"), is_alone=True),
         Step("hunt into device memory over shm, 50,000 hits", 60.0, figures("hunt-shm")),
         Step("tests of rows from device to device", 80.0, run_of("rows")),
         Step("speed of rows from device to device", 50.0, figures("rows"), is_alone=True),

@@ -215,6 +215,71 @@ def _fetch(owner: Node, reader: Node, buffer: DeviceBuffer, n_pages: int, nbytes
     return _compared(total, fetches[_WARMING:], copies[_WARMING:])
 
 
+def measure_attached(kind: str, seconds: float) -> Iterator[Figure]:
+    """Publish pages from device memory through a host's node, and in nodes, in turns with a copy of as many bytes.
+
+    A node whose pool engines look into stages what it publishes; one by itself has the device write into its pool.
+    """
+    cases = _PAGES[:2]
+    pace = Pace(seconds, len(cases))
+    for nbytes, n_pages in amounts(cases, kind):
+        figure: Figure = {"n": n_pages, "nbytes": nbytes}
+        total = nbytes * n_pages
+        if why := pace.why_not(total):
+            yield figure | {"what": "published attached", "left_out": why}
+            continue
+        with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
+            pair = Pair(
+                Path(folder), attached=True, transports=["shm"], pool_size=4 * total, **_settings(kind)
+            )
+            buffer = KINDS[kind](total)
+            try:
+                for way, found in _publish_in_turns(pair, buffer, n_pages, nbytes, pace):
+                    yield figure | {"what": f"published {way}, beside a copy of page-locked memory"} | found
+            finally:
+                pair.close()
+                buffer.close()
+
+
+def _publish_in_turns(
+    pair: Pair, buffer: DeviceBuffer, n_pages: int, nbytes: int, pace: Pace
+) -> Iterator[tuple[str, Figure]]:
+    source = np.random.default_rng(3).integers(0, 256, (n_pages, nbytes), np.uint8)
+    ways = {"attached": pair.owner, "in process, staged": pair.host, "in process, straight": pair.reader}
+    for node in ways.values():
+        node.register_memory(buffer.array)
+    copy = buffer.copier(source.nbytes)
+    copy()
+    buffer.write(source)
+    back = np.zeros_like(source)
+    pair.reader.register_memory(back)
+    took: dict[str, list[float]] = {way: [] for way in ways}
+    copies: list[float] = []
+    began, n_rounds = time.monotonic(), _MOST
+    while len(copies) < n_rounds + _WARMING:
+        for way, node in ways.items():
+            keys = [f"{way} {i}" for i in range(n_pages)]
+            outcomes = _timed(
+                took[way],
+                lambda node=node, keys=keys: node.publish(keys, buffer.rows(n_pages, nbytes), timeout=30.0),
+            )
+            if not outcomes.all():
+                yield way, {"problem": f"{np.count_nonzero(outcomes == 0)} pages were not published"}
+                return
+            if not copies:
+                back[:] = 0
+                if not pair.reader.fetch(keys, back, timeout=30.0).all() or not np.array_equal(back, source):
+                    yield way, {"problem": f"{n_pages} pages are not as they were published"}
+                    return
+            (pair.host if node is pair.owner else node).retract(keys)
+        _timed(copies, copy)
+        buffer.write(source)
+        if len(copies) == 1:
+            n_rounds = pace.rounds(time.monotonic() - began, source.nbytes)
+    for way, seconds in took.items():
+        yield way, _compared(source.nbytes, seconds[_WARMING:], copies[_WARMING:])
+
+
 def _timed(times: list[float], call: Callable[[], T]) -> T:
     """Add how long a call takes, and return what it returned."""
     before = time.monotonic()
@@ -323,6 +388,7 @@ def hunts_over(transport: str, blocks: int = 0) -> Measure:
 
 MEASURES: Mapping[str, Measure] = {
     "pages": measure_pages,
+    "attached": measure_attached,
     "rows": measure_rows,
     "hunt-shm": hunts_over("shm"),
     "hunt-tcp": hunts_over("tcp"),
