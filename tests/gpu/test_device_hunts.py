@@ -63,6 +63,25 @@ def test_no_page_that_a_device_wrote_is_ever_wrong(
     assert (n_direct > n_staged) == (direct != "0"), "the pages took another way than the one that is hunted"
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_no_page_that_a_node_pulled_from_the_staging_of_a_device_is_ever_wrong(
+    cluster: Cluster, tmp_path: Path, transport: str, with_device: dict[str, Any]
+) -> None:
+    """The producer is attached: the staging, which has room for two of the largest pages, is used over and over."""
+    n_hits, n_wrong = hunt(
+        cluster,
+        tmp_path,
+        transport,
+        SIZES,
+        hits=1_000,
+        seconds=100.0,
+        producer_options=with_device,
+        attached=True,
+    )
+    assert n_wrong == 0
+    assert n_hits >= 1_000, "too few hits to prove anything"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

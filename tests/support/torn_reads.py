@@ -28,13 +28,15 @@ def hunt(
     shares_copies: bool = False,
     compression: str = "off",
     producer_options: dict[str, object] | None = None,
+    attached: bool = False,
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
     With ``disk`` the producer has a disk tier there, so that pages go to it and come back. ``reader_options`` are what
     the readers have beside; ``prepare`` is called with each reader before its hunt. With ``shares_copies`` two threads
     of each process copy every batch. ``compression`` is the producer's; half of the pages can be packed.
-    ``producer_options`` are what it has beside: with a device it publishes from there.
+    ``producer_options`` are what it has beside: with a device it publishes from there. An ``attached`` producer is an
+    engine, and the small pool that of its host's node.
     """
     seed = random.randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
@@ -48,6 +50,12 @@ def hunt(
     }
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
     pool_size = 8 * batch * sum(sizes) // len(sizes)
+    of_host: dict[str, object] = {}
+    if attached:
+        (tmp_path / "host").mkdir(mode=0o700)
+        path = f"unix:{tmp_path}/host/s"
+        cluster.start("host", pool_size=max(pool_size, 256 << 10), attach_listen=path, transports=[transport])
+        of_host["attach"] = path
     below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
     producer = cluster.start(
         "producer",
@@ -55,10 +63,11 @@ def hunt(
         compression=compression,
         **options,
         **below,
+        **of_host,
         **(producer_options or {}),
     )
     readers = [cluster.start(f"reader-{i}", **options, **(reader_options or {})) for i in range(2)]
-    cluster.meet(producer, *readers)
+    cluster.meet(*([] if attached else [producer]), *readers)
     for reader in readers if prepare is not None else []:
         prepare(reader)
     producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds, batch=batch)
