@@ -158,6 +158,23 @@ def test_copies_leave_the_interpreter_alone(emulated: FakeCuda, pair: Pair, allo
     thread.join()
 
 
+def test_an_attached_engine_gives_everything_back(
+    emulated: FakeCuda, make_pair: Callable[..., Pair], allocate: Allocate
+) -> None:
+    memory = allocate(N * NBYTES)
+    before = emulated.counts().held
+    for _ in range(3):
+        pair = make_pair(attached=True, transports=["shm"])
+        for _ in range(20):
+            with pair.owner.register_memory(memory.array):
+                keys = pair.fresh_keys()
+                assert pair.owner.publish(keys, memory.rows(N, NBYTES)).all()
+                assert pair.owner.fetch(keys, memory.rows(N, NBYTES)).all()
+        assert pair.owner.counters()["p2pkv_device_staging_used_bytes"] == 0
+        pair.close()
+        assert emulated.counts().held == before
+
+
 def test_everything_is_given_back(
     emulated: FakeCuda, make_pair: Callable[..., Pair], allocate: Allocate
 ) -> None:

@@ -16,9 +16,10 @@ from pair import NBYTES, N, Pair
 Allocate = Callable[[int], DeviceBuffer]
 
 
-@pytest.fixture
-def pair(make_pair: Callable[..., Pair]) -> Pair:
-    return make_pair(transports=["shm"])
+@pytest.fixture(params=["node", "attached"])
+def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair:
+    """The owner is a node, or an engine that is attached to one."""
+    return make_pair(attached=request.param == "attached", transports=["shm"])
 
 
 def _published_bytes(pair: Pair, keys: list[str]) -> set[int]:
