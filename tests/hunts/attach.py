@@ -249,9 +249,9 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
     ):
         for _ in range(_EVENTS):
             for _ in range(chance.randint(2, 20)):
+                hunter.publish()  # before the time is looked at: starting may have taken all of it
                 if stop():
                     return
-                hunter.publish()
             chance.choice([hunter.kill_an_engine, hunter.kill_the_node])()
 
 
