@@ -103,10 +103,7 @@ def _address_of(path: str) -> str:
     try:
         attachment = _native.Attachment.open(path, _ANSWER_S)
     except RuntimeError as error:
-        raise ControlError(
-            f"cannot attach to the node at 'unix:{path}': {error}; start one there (p2pkv node with attach_listen), or "
-            "leave attach out"
-        ) from error
+        raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
     try:
         return attachment.address
     finally:
