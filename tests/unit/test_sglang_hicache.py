@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import threading
 import weakref
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from cluster import eventually
 from hicache_backends import PAGES, FailingNode, Open, failed, storage_config
 from host_pools import MHA, MLA, HostPoolFake, TensorFake
 from p2pkv import Node
+from p2pkv.integrations.sglang import stats
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
 from p2pkv.testing.lateness import returns_within
 
@@ -312,3 +315,27 @@ def test_an_attached_server_says_that_its_pages_are_not_its_own_to_clear(
     assert backend.clear() is False
     assert "p2pkv namespace bump" in caplog.text
     assert backend.batch_exists(PAGES[:2]) == 2
+
+
+def test_what_sglang_is_told_of_traffic_is_of_its_own_class(
+    open_backend: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scheduler asserts that, and ends over any other class."""
+
+    @dataclass
+    class StorageMetrics:
+        prefetch_pgs: list[int]
+        backup_pgs: list[int]
+        prefetch_bandwidth: list[float]
+        backup_bandwidth: list[float]
+
+    offered = SimpleNamespace(StorageMetrics=StorageMetrics)
+    monkeypatch.setitem(sys.modules, "sglang.srt.observability.metrics_collector", offered)  # type: ignore[arg-type]
+    stats._kind.cache_clear()
+    pool = HostPoolFake()
+    backend = open_backend(pool, enable_storage_metrics=True)
+    assert backend.batch_set_v1(PAGES[:2], pool.indices(0, 1)) == [True] * 2
+    told = backend.get_stats()
+    stats._kind.cache_clear()
+    assert isinstance(told, StorageMetrics)
+    assert (told.prefetch_pgs, told.backup_pgs) == ([], [2])

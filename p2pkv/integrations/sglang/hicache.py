@@ -24,7 +24,7 @@ from p2pkv.integrations.sglang.pools import KV, HostPool, Indices, SGLangPool, b
 from p2pkv.integrations.sglang.settings import Rank, node_config
 from p2pkv.integrations.sglang.side_pools import PoolHits, PoolTransfer, served
 from p2pkv.integrations.sglang.staging import Staging
-from p2pkv.integrations.sglang.stats import Stats, TrafficLog
+from p2pkv.integrations.sglang.stats import Stats, TrafficLog, take_stats
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang.weights import served as served_weights
 from p2pkv.node import Node
@@ -313,7 +313,7 @@ class P2PKVHiCache(StorageBase):
 
     def get_stats(self) -> Stats:
         """Return pages and bandwidth of the calls since the last time, as SGLang's metrics want them."""
-        return Stats.of(self._reads, self._writes)
+        return take_stats(self._reads, self._writes)
 
     def close(self) -> None:
         """Leave the cluster; what is called afterwards misses. Idempotent; takes a deadline and a little more."""

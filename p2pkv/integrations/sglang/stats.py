@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from p2pkv.integrations.sglang.installed import find
 from p2pkv.page import Outcomes
 
 _KEPT = 1024
@@ -37,20 +39,26 @@ class TrafficLog:
 
 @dataclass
 class Stats:
-    """As SGLang's ``StorageMetrics``, to which SGLang adds attributes of its own."""
+    """As SGLang's ``StorageMetrics``, in whose place it is where SGLang isn't installed."""
 
     prefetch_pgs: list[int] = field(default_factory=list)
     backup_pgs: list[int] = field(default_factory=list)
     prefetch_bandwidth: list[float] = field(default_factory=list)
     backup_bandwidth: list[float] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, reads: TrafficLog, writes: TrafficLog) -> Stats:
-        """Take what both have remembered."""
-        read, written = reads.take(), writes.take()
-        return cls(
-            [pages for pages, _ in read],
-            [pages for pages, _ in written],
-            [speed for _, speed in read],
-            [speed for _, speed in written],
-        )
+
+@functools.cache
+def _kind() -> type[Stats]:
+    """Return SGLang's own class: its scheduler asserts that it is given no other, and ends over one."""
+    return find("sglang.srt.observability.metrics_collector", "StorageMetrics") or Stats
+
+
+def take_stats(reads: TrafficLog, writes: TrafficLog) -> Stats:
+    """Take what both have remembered."""
+    read, written = reads.take(), writes.take()
+    return _kind()(
+        prefetch_pgs=[pages for pages, _ in read],
+        backup_pgs=[pages for pages, _ in written],
+        prefetch_bandwidth=[speed for _, speed in read],
+        backup_bandwidth=[speed for _, speed in written],
+    )
