@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,10 +218,18 @@ def test_a_wrong_setting_ends_the_start() -> None:
         offloading.tier(offloading.Memory(1), pool_sise="1GiB", start_node=FailingNode)
 
 
-def test_events_tell_what_is_stored_and_what_is_evicted(opened: ExitStack) -> None:
+@pytest.mark.parametrize("is_attached", [False, True], ids=["", "attached"])
+def test_events_tell_what_is_stored_and_what_is_evicted(
+    opened: ExitStack, tmp_path: Path, *, is_attached: bool
+) -> None:
     memory = offloading.Memory(64)
     keys = [b"%032d" % i + (i % 2).to_bytes(4, "big") for i in range(200)]
     settings: dict[str, Any] = {"namespace": "a test", "pool_size": "256KiB", "deadline": 5.0}
+    if is_attached:
+        tmp_path.chmod(0o700)
+        host = Config(node_id="host", pool_size="256KiB", attach_listen=f"unix:{tmp_path}/s")
+        opened.enter_context(Node.start(host))
+        settings["attach"] = host.attach_listen
     tier = P2PKVTier(offloading.spec(tells_events=True), memory.array.data, "p", **settings)
     opened.callback(tier.shutdown)
     there: set[bytes] = set()

@@ -68,7 +68,8 @@ class P2PKVTier(TierBase):
         name = namespace(offloading_spec.config, config.namespace, self._chunk_nbytes)
         index = offloading_spec.config.parallel.data_parallel_index
         tells_events = offloading_spec.kv_events_config.enable_kv_cache_events
-        config = replace(config, namespace=name, kv_events=config.kv_events or OWN_EVENTS * tells_events)
+        own_events = OWN_EVENTS if tells_events and not config.attach else ""
+        config = replace(config, namespace=name, kv_events=config.kv_events or own_events)
         self.node = start_node(numbered(config, index, tag="-"))
         with ExitStack() as undo:
             undo.callback(self.node.close)
