@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from p2pkv.address import split_address
 from p2pkv.errors import ConfigError
@@ -42,8 +43,10 @@ class Names:
     this table alone.
     """
 
-    def __init__(self, look_up: Callable[[str], list[str]] = look_up) -> None:
+    def __init__(self, look_up: Callable[[str], list[str]] = look_up, *, fresh_s: float = _FRESH_S) -> None:
+        """``fresh_s``: until a name that was found is looked up again."""
         self._look_up = look_up
+        self._fresh_s = fresh_s
         self._lock = threading.Lock()  # guards all below
         self._found: dict[str, list[str]] = {}
         self._due: dict[str, float] = {}
@@ -69,10 +72,13 @@ class Names:
     def wait_for(self, addresses: Iterable[str], timeout: float) -> None:
         """Wait until the names among ``addresses`` have been looked up, at most ``timeout`` seconds."""
         until = time.monotonic() + timeout
+        hosts = []
         for address in addresses:
             self.numeric(address)
+            with suppress(ConfigError):  # it stands for nobody
+                hosts.append(split_address("address", address)[0])
         with self._lock:
-            under_way = list(self._under_way.values())
+            under_way = [event for host in hosts if (event := self._under_way.get(host)) is not None]
         for event in under_way:
             event.wait(max(0.0, until - time.monotonic()))
 
@@ -99,7 +105,7 @@ class Names:
             problem = error
         with self._lock:
             is_news = problem is not None and host not in self._due
-            self._due[host] = time.monotonic() + (_FRESH_S if numbers else _RETRY_S)
+            self._due[host] = time.monotonic() + (self._fresh_s if numbers else _RETRY_S)
             if numbers:
                 self._found[host] = numbers
             self._under_way.pop(host).set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,14 @@ class EtcdStore(Store):
     @understood
     def read_all(self, timeout: float) -> Contents:
         end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
-        body = self._ask("kv/range", {"key": _text(self._prefix), "range_end": _text(end)}, timeout)
+        request = {"key": _text(self._prefix), "range_end": _text(end)}
+        body = self._ask("kv/range", request, time.monotonic() + timeout)
         entries = {self._name(kv): _entry(kv) for kv in body.get("kvs", ())}
         return Contents(entries, _number(body["header"], "revision"))
 
     @understood
     def watch(self, since: int, timeout: float) -> None:
+        until = time.monotonic() + timeout
         end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         request = {
             "create_request": {
@@ -65,13 +68,15 @@ class EtcdStore(Store):
             }
         }
         refusal = self._calls.open_stream(
-            "POST", "/v3/watch", request, timeout=timeout, headers={**self._headers(), **_LEADER}
+            "POST", "/v3/watch", request, until=until, headers={**self._headers(), **_LEADER}
         )
         if refusal is not None:
             raise self._refused(refusal)
-        created = self._line(timeout)
+        created = self._line(max(0.0, until - time.monotonic()))
         if created is None:
-            raise RegistryError(f"{self._calls.server} does not say that it watches")
+            server = self._calls.server
+            self._calls.next_server()
+            raise RegistryError(f"{server} does not say that it watches")
         self._check(created)
 
     @understood
@@ -91,9 +96,10 @@ class EtcdStore(Store):
 
     @understood
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
+        until = time.monotonic() + timeout
         key = _text(self._prefix + quote(name, safe="").encode())
         if self._lease is None:
-            granted = self._ask("lease/grant", {"TTL": str(self._url.ttl)}, timeout)
+            granted = self._ask("lease/grant", {"TTL": str(self._url.ttl)}, until)
             self._lease = str(granted["ID"])
         request = {
             "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(expected)}],
@@ -101,7 +107,7 @@ class EtcdStore(Store):
             "failure": [{"request_range": {"key": key}}],
         }
         try:
-            body = self._ask("kv/txn", request, timeout)
+            body = self._ask("kv/txn", request, until)
         except _LeaseGoneError:
             self._lease = None  # the next attempt has a new one
             raise
@@ -113,12 +119,13 @@ class EtcdStore(Store):
 
     @understood
     def renew(self, name: str, version: int, timeout: float) -> int | None:
+        until = time.monotonic() + timeout
         key = _text(self._prefix + quote(name, safe="").encode())
-        lease = self._ask("lease/keepalive", {"ID": self._lease}, timeout).get("result", {})
+        lease = self._ask("lease/keepalive", {"ID": self._lease}, until).get("result", {})
         if not _number(lease, "TTL"):
             self._lease = None
             return None
-        body = self._ask("kv/range", {"key": key, "keys_only": True}, timeout)
+        body = self._ask("kv/range", {"key": key, "keys_only": True}, until)
         found = body.get("kvs", ())
         return version if found and _number(found[0], "mod_revision") == version else None
 
@@ -127,7 +134,7 @@ class EtcdStore(Store):
         lease, self._lease = self._lease, None
         if lease is not None:
             with suppress(_LeaseGoneError):
-                self._ask("lease/revoke", {"ID": lease}, timeout)
+                self._ask("lease/revoke", {"ID": lease}, time.monotonic() + timeout)
 
     def interrupt(self) -> None:
         self._calls.interrupt()
@@ -137,11 +144,11 @@ class EtcdStore(Store):
 
     # asking
 
-    def _ask(self, path: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def _ask(self, path: str, request: dict[str, Any], until: float) -> dict[str, Any]:
         """Ask one server, with a new token if the old one counts no more."""
         for is_last in (False, True):
             answer = self._calls.call(
-                "POST", f"/v3/{path}", request, timeout=timeout, headers=self._headers(timeout)
+                "POST", f"/v3/{path}", request, until=until, headers=self._headers(until)
             )
             if answer.status == 200 and "error" not in answer.body:
                 return answer.body
@@ -151,15 +158,15 @@ class EtcdStore(Store):
                 raise self._refused(answer)
         raise AssertionError("the last attempt has returned or raised")
 
-    def _headers(self, timeout: float = math.nan) -> dict[str, str]:
-        """Return what proves who we are; ask for it, within ``timeout``, where nothing is known."""
+    def _headers(self, until: float = math.nan) -> dict[str, str]:
+        """Return what proves who we are; ask for it, before ``until``, where nothing is known."""
         url = self._url
         if url.user is None:
             return {}
-        if not self._token and not math.isnan(timeout):
+        if not self._token and not math.isnan(until):
             assert url.password_file is not None
             request = {"name": url.user, "password": _password(url.password_file)}
-            answer = self._calls.call("POST", "/v3/auth/authenticate", request, timeout=timeout)
+            answer = self._calls.call("POST", "/v3/auth/authenticate", request, until=until)
             if answer.status != 200 or "token" not in answer.body:
                 raise self._refused(answer)
             self._token = str(answer.body["token"])

@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 CALL_S = 2.0
 """What one call may take; a store that answers at all does so in milliseconds."""
+_LIST_S = 5.0
+"""What a list of everything may take, all its pages: of 4,096 records it is some megabytes, and paths may be slow."""
 QUIET_S = 120.0
 """After such a silence everything is read again: a server that hangs says as little as one that knows nothing new."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
@@ -57,7 +59,7 @@ class Follower:
         """Read everything now. Raises :class:`RegistryError`."""
         contents = self._store.read_all(timeout)
         self._replace(contents)
-        self._store.watch(contents.version, timeout)
+        self._store.watch(contents.version, min(timeout, CALL_S))
         self._is_following = True
         self._heard_at = self._clock()
         self._show(is_current=True)
@@ -68,7 +70,7 @@ class Follower:
         try:
             if not self._is_following:
                 was_away = not self.listing.is_current and self.n_lists > 0
-                self.read_all(CALL_S)
+                self.read_all(_LIST_S)
                 if was_away:
                     _log.info("%s answers again; %d records are there", self._where, len(self._entries))
                 return 0.0

@@ -20,7 +20,8 @@ from p2pkv.limited_log import LimitedLog
 _log = logging.getLogger(__name__)
 
 _ATTEMPT_S = 0.8
-"""What one server may take to answer a node that starts, before another one is asked."""
+"""What one server may take to answer a node that starts, before another one is asked; doubled each time, since
+perhaps all are slow."""
 _AGAIN_S = 0.2
 _AFTER_FAILURE_S = 1.0
 """After a fault of ours, so that it fills neither the log nor a core."""
@@ -120,11 +121,12 @@ class FollowingRegistry(Registry):
 
     def _insist(self, call: Callable[[float], T], deadline_s: float) -> T:
         """Do a call, at one server after the other, until it is done or the time is over."""
-        deadline = time.monotonic() + deadline_s
+        deadline, attempt = time.monotonic() + deadline_s, _ATTEMPT_S
         while True:
             try:
-                return call(min(_ATTEMPT_S, max(0.0, deadline - time.monotonic())))
+                return call(min(attempt, max(0.0, deadline - time.monotonic())))
             except RegistryError:
+                attempt *= 2
                 if time.monotonic() + _AGAIN_S >= deadline or self._stopping.wait(_AGAIN_S):
                     raise
 

@@ -1,7 +1,8 @@
 """Calls to the servers of a store over HTTP and JSON: one at a time, to the server that answered last.
 
-Nothing is sent twice by itself: what fails says so, and the next call goes to the next server. Certificates are read at
-each connection, so that renewed ones are used. One thread calls; :meth:`HttpCalls.interrupt` is for any.
+Nothing is sent twice by itself: what fails says so, and the next call goes to the next server. A call is over at its
+deadline, whatever the server does: looking its name up, connecting, asking and the whole answer share it. Certificates
+are read at each connection, so that renewed ones are used. One thread calls; :meth:`HttpCalls.interrupt` is for any.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
+from p2pkv.control.host_names import Names
+from p2pkv.directory.registry.timed_socket import TimedSocket
 from p2pkv.errors import RegistryError
 
 _MAX_BODY = 64 << 20
 """No store's list is larger: 4,096 records of 8 KiB, and what JSON makes of them."""
 _MOST_PATIENCE_S = 60.0
 """Whatever a server asks for."""
-_KEEP_ALIVE_S = 10
-"""A connection whose other host is gone without a word is known to be dead after some of these."""
+_REST_OF_LINE_S = 5.0
+"""What a line of a stream may take from its first byte on. It is a guess: mostly a line is a record or two."""
+_FRESH_S = 2.0
+"""Until the name of a server is looked up again, so that calls in a row do it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class HttpCalls:
         self._index = random.randrange(len(endpoints))  # noqa: S311  # so that not all nodes ask the same server
         self._connection: HTTPConnection | None = None
         self._stream: HTTPResponse | None = None
-        self._socket: socket.socket | None = None
+        self._socket: TimedSocket | None = None
+        self._names = Names(fresh_s=_FRESH_S)
         self._is_interrupted = False
 
     @property
@@ -81,11 +87,14 @@ class HttpCalls:
         path: str,
         body: object,
         *,
-        timeout: float,
+        until: float,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Ask one server; if it does not answer, RegistryError is raised, and the next call is another's turn."""
-        return self._answer(self._send(method, path, body, timeout, headers))
+        """Ask one server; if it has not answered by ``until``, RegistryError is raised, and another one is next.
+
+        ``until`` is by :func:`time.monotonic`.
+        """
+        return self._answer(self._send(method, path, body, until, headers))
 
     def open_stream(
         self,
@@ -93,11 +102,11 @@ class HttpCalls:
         path: str,
         body: object,
         *,
-        timeout: float,
+        until: float,
         headers: Mapping[str, str] | None = None,
     ) -> Answer | None:
         """Ask for a stream of lines; return what was answered instead of one, if something was."""
-        response = self._send(method, path, body, timeout, headers)
+        response = self._send(method, path, body, until, headers)
         if response.status == 200:
             self._stream = response
             return None
@@ -110,10 +119,12 @@ class HttpCalls:
         """
         if self._stream is None or self._socket is None:
             raise RegistryError(f"{self.server}: there is no stream")
+        self._socket.wait_for_line(timeout, _REST_OF_LINE_S)
         try:
-            self._socket.settimeout(timeout)
             line = self._stream.readline(_MAX_BODY)
-        except TimeoutError:
+        except TimeoutError as error:
+            if not self._socket.is_silent:
+                raise self._lost(error) from error
             self.hang_up()
             return None
         except (OSError, HTTPException, ValueError) as error:  # ValueError: closed by interrupt
@@ -132,30 +143,28 @@ class HttpCalls:
 
     def hang_up(self) -> None:
         """Close the connection; the next call makes another."""
-        connection, self._connection, self._stream, self._socket = self._connection, None, None, None
+        connection, self._connection, self._stream = self._connection, None, None
+        sock, self._socket = self._socket, None
         if connection is not None:
             connection.close()
+        if sock is not None:
+            sock.close()
 
     def interrupt(self) -> None:
         """End the call under way and every later one. From any thread."""
         self._is_interrupted = True
-        sock = self._socket
-        if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # it is closed already
+        connection = self._socket
+        if connection is not None:
+            connection.interrupt()
 
     def _send(
-        self, method: str, path: str, body: object, timeout: float, headers: Mapping[str, str] | None
+        self, method: str, path: str, body: object, until: float, headers: Mapping[str, str] | None
     ) -> HTTPResponse:
         if self._stream is not None:
             self.hang_up()
         is_fresh = self._connection is None
         try:
-            connection = self._connect(timeout)
-            assert connection.sock is not None
-            connection.sock.settimeout(timeout)
+            connection = self._connect(until)
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
             return connection.getresponse()
@@ -164,29 +173,27 @@ class HttpCalls:
                 raise self._lost(error) from error
             # the server had closed an idle connection: it heard nothing of this call, or nothing of it was answered
             self.hang_up()
-            return self._send(method, path, body, timeout, headers)
+            return self._send(method, path, body, until, headers)
 
-    def _connect(self, timeout: float) -> HTTPConnection:
+    def _connect(self, until: float) -> HTTPConnection:
         if self._is_interrupted:
             raise ConnectionError("this node is closing")
         if self._connection is not None and self._connection.sock is None:
             self.hang_up()  # the server wanted no more than one call
         if self._connection is None:
             host, port = self._endpoints[self._index]
-            connection = (
-                HTTPConnection(host, port, timeout=timeout)
-                if self._tls is None
-                else HTTPSConnection(host, port, timeout=timeout, context=self._tls.context())
-            )
-            self._connection = connection
-            connection.connect()
-            sock = connection.sock
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
-            self._socket = sock
-            if self._is_interrupted:  # while it connected, when there was nothing to interrupt
+            tls = None if self._tls is None else self._tls.context()
+            self._socket = TimedSocket()
+            self._socket.until = until
+            if self._is_interrupted:  # meanwhile, when there was nothing to shut down
                 raise ConnectionError("this node is closing")
+            self._socket.connect(self._names, host, port, tls)
+            self._connection = (
+                HTTPConnection(host, port) if tls is None else HTTPSConnection(host, port, context=tls)
+            )
+            self._connection.sock = self._socket
+        assert self._socket is not None
+        self._socket.until = until
         return self._connection
 
     def _lost(self, error: Exception) -> RegistryError:

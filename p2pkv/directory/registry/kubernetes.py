@@ -33,6 +33,8 @@ _PAGE = 500
 """Objects in one answer, as kubectl asks for them."""
 _WATCH_S = 300
 """After so long the server ends a watch, and another server may go on with it."""
+_AGAIN_S = 2.0
+"""What taking a watch up again may take, which is a call like any other."""
 _FORGOTTEN = 3
 """So many durations without a renewal, by clocks that may be apart, and a Lease is nobody's."""
 _MOST_SWEPT = 8
@@ -59,12 +61,13 @@ class KubernetesStore(Store):
 
     @understood
     def read_all(self, timeout: float) -> Contents:
+        until = time.monotonic() + timeout
         entries: dict[str, Entry] = {}
         forgotten: list[dict[str, Any]] = []
-        version, token = 0, ""
+        version, token, seen = 0, "", {""}
         while True:
             query = {"labelSelector": f"{_CLUSTER}={self._label}", "limit": _PAGE}
-            page = self._ask("GET", self._leases(query | ({"continue": token} if token else {})), timeout)
+            page = self._ask("GET", self._leases(query | ({"continue": token} if token else {})), until)
             for lease in page.get("items", ()):
                 if self._is_forgotten(lease):
                     forgotten.append(lease)
@@ -74,9 +77,14 @@ class KubernetesStore(Store):
             token = page["metadata"].get("continue", "")
             if not token:
                 break
+            if token in seen:  # it would go round in circles
+                server = self._calls.server
+                self._calls.next_server()
+                raise RegistryError(f"{server} gives a page of its list twice, and no end of it")
+            seen.add(token)
         with suppress(RegistryError):  # who may only read leaves that to others
             for lease in forgotten[:_MOST_SWEPT]:
-                self._delete(lease["metadata"]["name"], lease["metadata"]["resourceVersion"], timeout)
+                self._delete(lease["metadata"]["name"], lease["metadata"]["resourceVersion"], until)
         return Contents(entries, version)
 
     @understood
@@ -91,7 +99,7 @@ class KubernetesStore(Store):
         }
         self._wait_if_asked_to()
         refusal = self._calls.open_stream(
-            "GET", self._leases(query), None, timeout=timeout, headers=self._headers()
+            "GET", self._leases(query), None, until=time.monotonic() + timeout, headers=self._headers()
         )
         if refusal is not None:
             raise self._refused(refusal)
@@ -102,7 +110,7 @@ class KubernetesStore(Store):
         if event is None:
             return None
         if not event:  # the server has ended it, as it does after a while
-            self.watch(self._since, timeout)
+            self.watch(self._since, min(timeout, _AGAIN_S))
             return []
         kind, found = event["type"], event["object"]
         if kind == "ERROR":
@@ -117,18 +125,21 @@ class KubernetesStore(Store):
 
     @understood
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
+        return self._put(name, value, expected, time.monotonic() + timeout)
+
+    def _put(self, name: str, value: bytes, expected: int, until: float) -> Entry | int:
         if expected == 0:
-            answer = self._call("POST", self._leases(), self._lease(name, value, None), timeout)
+            answer = self._call("POST", self._leases(), self._lease(name, value, None), until)
         else:
             answer = self._call(
-                "PUT", self._leases(of=self._object_name(name)), self._lease(name, value, expected), timeout
+                "PUT", self._leases(of=self._object_name(name)), self._lease(name, value, expected), until
             )
         if answer.status in (200, 201):
             self._own = int(answer.body["metadata"]["resourceVersion"])
             return self._own
         if answer.status not in (404, 409) or self._is_elsewhere(answer):
             raise self._refused(answer)
-        there = self._call("GET", self._leases(of=self._object_name(name)), None, timeout)
+        there = self._call("GET", self._leases(of=self._object_name(name)), None, until)
         if there.status == 404:  # it is gone meanwhile, so that the next attempt expects none
             return Entry(value, 0)
         if there.status != 200:
@@ -137,20 +148,21 @@ class KubernetesStore(Store):
 
     @understood
     def renew(self, name: str, version: int, timeout: float) -> int | None:
-        there = self._call("GET", self._leases(of=self._object_name(name)), None, timeout)
+        until = time.monotonic() + timeout
+        there = self._call("GET", self._leases(of=self._object_name(name)), None, until)
         if there.status not in (200, 404):
             raise self._refused(there)
         if there.status == 404 or int(there.body["metadata"]["resourceVersion"]) != version:
             return None
         value = _entry(there.body).value
-        result = self.put(name, value, version, timeout)
+        result = self._put(name, value, version, until)
         return result if isinstance(result, int) else None
 
     @understood
     def remove(self, name: str, timeout: float) -> None:
         own, self._own = self._own, None
         if own is not None:
-            self._delete(self._object_name(name), str(own), timeout)
+            self._delete(self._object_name(name), str(own), time.monotonic() + timeout)
 
     def interrupt(self) -> None:
         self._calls.interrupt()
@@ -160,25 +172,25 @@ class KubernetesStore(Store):
 
     # asking
 
-    def _delete(self, object_name: str, version: str, timeout: float) -> None:
+    def _delete(self, object_name: str, version: str, until: float) -> None:
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"resourceVersion": version},
         }
-        answer = self._call("DELETE", self._leases(of=object_name), options, timeout)
+        answer = self._call("DELETE", self._leases(of=object_name), options, until)
         if answer.status not in (200, 202, 404, 409):  # gone, or another's by now
             raise self._refused(answer)
 
-    def _ask(self, method: str, path: str, timeout: float) -> dict[str, Any]:
-        answer = self._call(method, path, None, timeout)
+    def _ask(self, method: str, path: str, until: float) -> dict[str, Any]:
+        answer = self._call(method, path, None, until)
         if answer.status != 200:
             raise self._refused(answer)
         return answer.body
 
-    def _call(self, method: str, path: str, body: object, timeout: float) -> Answer:
+    def _call(self, method: str, path: str, body: object, until: float) -> Answer:
         self._wait_if_asked_to()
-        return self._calls.call(method, path, body, timeout=timeout, headers=self._headers())
+        return self._calls.call(method, path, body, until=until, headers=self._headers())
 
     def _wait_if_asked_to(self) -> None:
         left = self._not_before - time.monotonic()
