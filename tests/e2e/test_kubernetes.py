@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from p2pkv.directory.registry.kubernetes import KubernetesStore
 from p2pkv.directory.registry.store import Change, Entry, GapError
 from p2pkv.errors import MembershipError, RegistryError
 from p2pkv.store_url import read_store_url
+from p2pkv.testing.lateness import returns_within
 
 pytestmark = needs_openssl
 
@@ -110,6 +112,22 @@ def test_a_list_comes_in_pages(place: Place, store: KubernetesStore) -> None:
     for i in range(5):
         store.put(f"n{i}", b"record", 0, TIMEOUT)
     assert sorted(store.read_all(TIMEOUT).entries) == [f"n{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_list_without_an_end_is_given_up(place: Place, store: KubernetesStore, is_new: bool) -> None:
+    numbers = itertools.count()
+
+    def endless(*arguments: object) -> tuple[int, dict[str, object]]:
+        token = f"page {next(numbers) if is_new else 0}"
+        return 200, {"metadata": {"resourceVersion": "5", "continue": token}, "items": []}
+
+    place.api._list = endless  # type: ignore[method-assign,assignment]
+    with (
+        returns_within(3.0),
+        pytest.raises(RegistryError, match="in time" if is_new else "gives a page of its list twice"),
+    ):
+        store.read_all(0.5)
 
 
 def test_a_watch_that_ends_is_taken_up_where_it_was_without_a_list(
