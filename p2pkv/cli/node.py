@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from p2pkv import transports
 from p2pkv.cache.drained import DRAIN_SLACK_S, Drained, sentence
 from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
-from p2pkv.cli.signals import EndingSignals
+from p2pkv.cli.signals import EndedError, EndingSignals
 from p2pkv.cli.untraceable import become_untraceable
 from p2pkv.config import Config
 from p2pkv.directory.view import Member
@@ -60,7 +61,14 @@ def run_until_ended(config: Config) -> None:
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
     become_untraceable()
-    with EndingSignals() as ending, Node.start(config) as node:
+    with ExitStack() as undo:
+        ending = undo.enter_context(EndingSignals())
+        try:
+            with ending.raised():
+                node = undo.enter_context(Node.start(config))
+        except EndedError:
+            console.print(Text(f"node {config.node_id} was ended while it started"))
+            return
         ways = transports.described(_own(node).transports)
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
         indexer = "" if node.indexer_port is None else f", indexer on port {node.indexer_port}"

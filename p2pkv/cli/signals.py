@@ -10,14 +10,20 @@ from __future__ import annotations
 import select
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class EndedError(BaseException):
+    """A signal has come while something was under way that can't look for it. Nobody catches it by chance."""
 
 
 class EndingSignals:
@@ -39,6 +45,22 @@ class EndingSignals:
             self._n_came += sum(number in _ENDING for number in self._reading.recv(4096))
         return self._n_came >= times
 
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Have a signal that comes meanwhile, or has come, raise :class:`EndedError` in this, the main thread.
+
+        What is under way then takes itself down; another signal ends the process, should that take too long.
+        """
+        for number in _ENDING:
+            signal.signal(number, _raise)
+        try:
+            if self.wait(0.0):  # before there was anything to break off
+                raise EndedError
+            yield
+        finally:
+            for number in _ENDING:
+                signal.signal(number, _nothing)
+
     def __enter__(self) -> Self:
         return self
 
@@ -52,3 +74,9 @@ class EndingSignals:
 
 def _nothing(number: int, frame: FrameType | None) -> None:
     """Stand in for the default, which would end the process or raise."""
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_DFL)
+    raise EndedError

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from p2pkv.cli.signals import EndingSignals
+from p2pkv.cli.signals import EndedError, EndingSignals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -31,3 +31,20 @@ def test_another_signal_ends_nothing() -> None:
             assert ending.wait()
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize("came_before", [False, True])
+def test_a_signal_breaks_off_what_can_not_look_for_it(came_before: bool) -> None:
+    def be_ended() -> None:
+        assert not came_before, "it is not heeded"
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with EndingSignals() as ending:
+        if came_before:
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(EndedError), ending.raised():
+            be_ended()
+        assert ending.wait(), "it is forgotten"
+    assert signal.getsignal(signal.SIGTERM) is before
