@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from p2pkv.directory.view import State
+from p2pkv.directory.view import DEFAULT_CLUSTER, Member, State
 from p2pkv.errors import DuplicateNodeError, RegistryError
 from p2pkv.testing.simulated_cluster import SimulatedCluster
 from p2pkv.testing.simulated_registry import (
@@ -15,6 +15,7 @@ from p2pkv.testing.simulated_registry import (
     SimulatedRegistry,
     StoreServer,
     server_of,
+    simulation_seal,
 )
 
 
@@ -127,6 +128,30 @@ def test_an_interpreter_that_is_held_for_longer_than_a_lease_costs_nothing(
     cluster.run(TTL)
     assert "n1" in server.entries
     assert [len(node.changes) for node in nodes] == changes
+
+
+def test_records_of_who_is_gone_do_not_starve_who_lives(
+    cluster: SimulatedCluster, server: StoreServer
+) -> None:
+    seal, n_dead = simulation_seal(DEFAULT_CLUSTER), 1000
+    for i in range(n_dead):
+        name = f"dead{i}"
+        member = Member(name, 1, f"{name}:7000", transports={"tcp": "net"})
+        server.write(name, seal.close(member), 0.0)
+    first = cluster.start("n0", "h0:7000")
+    cluster.run(60.0)
+    # it comes when all others have been asked in vain; the record itself leads there, no join address does
+    cluster.simulation.partition([first.network])
+    second = cluster.start("n1", "h1:7000")
+    cluster.simulation.heal()
+    cluster.run(10.0)
+    assert second.present() == first.present() == {"n0", "n1"}
+
+
+def test_a_failed_start_says_what_to_look_at(cluster: SimulatedCluster, server: StoreServer) -> None:
+    server.is_up = False
+    with pytest.raises(RegistryError, match="the setting membership names the store, and p2pkv doctor"):
+        cluster.start("n0", "h0:7000")
 
 
 def test_clusters_whose_nodes_started_apart_find_each_other(

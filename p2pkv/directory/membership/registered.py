@@ -11,6 +11,7 @@ The registry also settles whose an id is: a name is written over what was read b
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -35,9 +36,12 @@ _log = logging.getLogger(__name__)
 _ASKED_AT_START = 8
 """Nodes of the registry that a starting node asks for all they know; some may be gone."""
 _PER_ROUND = 32
-"""Nodes of the registry that are probed in one round, of those that are no members yet."""
+"""Nodes of the registry that are probed in one round, of those that are no members yet: newcomers before all others,
+then those who have waited longest."""
 _LONGEST_WAIT_S = 8.0
-"""Between two probes of one that does not answer: its record is there until its lease ends."""
+"""Between two probes of one that does not answer: its record is there until its lease ends. It is longer where so many
+are silent that they would take more than half of the rounds."""
+_ADVICE = "the setting membership names the store, and p2pkv doctor tries it out from here"
 _MOST_CLAIMS = 4
 """So many others of one id may start in the same moment."""
 
@@ -49,6 +53,7 @@ class _Candidate:
     member: Member
     due: float
     pause: float
+    was_asked: bool = False
 
 
 class RegisteredMembership(EmbeddedMembership):
@@ -120,7 +125,7 @@ class RegisteredMembership(EmbeddedMembership):
         self._read()
         reports = super()._reports(deadline)
         if failure is not None and not reports:
-            raise failure
+            raise RegistryError(f"{failure}; {_ADVICE}") from failure
         if failure is not None:
             _log.warning(
                 "%s; this node joins by its join addresses, and is registered once it answers", failure
@@ -141,7 +146,10 @@ class RegisteredMembership(EmbeddedMembership):
         over = {self._heard.values.get(self._identity.node_id, b"")}
         for _ in range(_MOST_CLAIMS):
             left = max(0.0, deadline - self._clock.monotonic())
-            in_the_way = self._registry.claim(self._seal.close(roster.own), over, left)
+            try:
+                in_the_way = self._registry.claim(self._seal.close(roster.own), over, left)
+            except RegistryError as error:
+                raise RegistryError(f"{error}; {_ADVICE}") from error
             if in_the_way is None:
                 self._registered = roster.own
                 return
@@ -207,15 +215,19 @@ class RegisteredMembership(EmbeddedMembership):
 
     def _targets(self, now: float) -> Targets:
         targets = super()._targets(now)
-        asked: list[Member] = []
         for name, candidate in list(self._candidates.items()):
             if not self._is_news(candidate.member):
                 del self._candidates[name]
-            elif candidate.due <= now and len(asked) < _PER_ROUND:
-                asked.append(candidate.member)
-                candidate.due = now + candidate.pause * self._random.uniform(0.75, 1.25)
-                candidate.pause = min(2 * candidate.pause, _LONGEST_WAIT_S)
-        return Targets(targets.members, [*targets.addresses, *(member.address for member in asked)])
+        n_rounds = len(self._candidates) / _PER_ROUND
+        longest = max(_LONGEST_WAIT_S, 2 * n_rounds * self._timing.probe_interval)
+        due = [candidate for candidate in self._candidates.values() if candidate.due <= now]
+        asked = heapq.nsmallest(_PER_ROUND, due, key=lambda candidate: (candidate.was_asked, candidate.due))
+        for candidate in asked:
+            candidate.was_asked = True
+            candidate.due = now + candidate.pause * self._random.uniform(0.75, 1.25)
+            candidate.pause = min(2 * candidate.pause, longest)
+        addresses = [candidate.member.address for candidate in asked]
+        return Targets(targets.members, [*targets.addresses, *addresses])
 
     def _probed(self, replies: Mapping[str, ProbeReply | None]) -> None:
         super()._probed(replies)
