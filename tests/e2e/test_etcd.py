@@ -182,6 +182,23 @@ def test_records_that_nobody_with_the_secret_wrote_let_nobody_in(
     liars.close()
 
 
+def test_a_key_that_only_reads_as_a_nodes_name_hides_nobody(etcd: EtcdServers) -> None:
+    url = read_store_url(f"{etcd.url}?prefix=/aliases")
+    store, follower = EtcdStore(url, "c"), EtcdStore(url, "c")
+    store.put("n1", b"record", 0, 5.0)
+    store.put("a/b", b"record", 0, 5.0)
+    follower.watch(follower.read_all(5.0).version, 5.0)
+    for alias in ("n%31", "a/b", "a%2fb"):
+        etcd.ctl("put", f"/aliases/c/members/{alias}", "garbage")
+        assert follower.changes(5.0) == []
+    assert {name: e.value for name, e in store.read_all(5.0).entries.items()} == {
+        "n1": b"record",
+        "a/b": b"record",
+    }
+    store.close()
+    follower.close()
+
+
 def test_who_was_refused_a_name_leaves_the_record_of_its_holder(nodes: Nodes, etcd: EtcdServers) -> None:
     nodes.start("n0")
     key = f"{nodes.url.partition('prefix=')[2]}/p2pkv/members/n0"

@@ -53,7 +53,7 @@ class EtcdStore(Store):
         end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         request = {"key": _text(self._prefix), "range_end": _text(end)}
         body = self._ask("kv/range", request, time.monotonic() + timeout)
-        entries = {self._name(kv): _entry(kv) for kv in body.get("kvs", ())}
+        entries = {name: _entry(kv) for kv in body.get("kvs", ()) if (name := self._name(kv)) is not None}
         return Contents(entries, _number(body["header"], "revision"))
 
     @understood
@@ -87,11 +87,12 @@ class EtcdStore(Store):
         self._check(result)
         return [
             Change(
-                self._name(event["kv"]),
+                name,
                 None if event.get("type") == "DELETE" else _bytes(event["kv"].get("value", "")),
                 _number(event["kv"], "mod_revision"),
             )
             for event in result.get("events", ())
+            if (name := self._name(event["kv"])) is not None
         ]
 
     @understood
@@ -228,8 +229,11 @@ class EtcdStore(Store):
             why = "; with --client-cert-auth its own certificate needs the usage clientAuth too"
         return RegistryError(f"{server} can't do it: {said}{why}")
 
-    def _name(self, kv: dict[str, Any]) -> str:
-        return unquote(_bytes(kv["key"])[len(self._prefix) :].decode(errors="replace"))
+    def _name(self, kv: dict[str, Any]) -> str | None:
+        """Return the node id of a key; None for a key that no node has, though it may read as another's."""
+        written = _bytes(kv["key"])[len(self._prefix) :].decode(errors="replace")
+        name = unquote(written)
+        return name if quote(name, safe="") == written else None
 
 
 def _password(path: str) -> str:
