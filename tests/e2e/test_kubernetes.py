@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,56 @@ def test_a_watch_that_ends_is_taken_up_where_it_was_without_a_list(
     version = store.put("n0", b"record", 0, TIMEOUT)
     assert next_changes(follower) == [Change("n0", b"record", version)]  # type: ignore[arg-type]
     assert [verb for verb, _ in place.api.requests].count("list") == 1
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_watches_that_end_at_once_are_not_taken_up_without_end(
+    place: Place, follower: KubernetesStore, is_busy: bool
+) -> None:
+    place.api.watch_s = 0.0
+    place.api.end_watches()
+
+    def go_on() -> None:
+        while True:
+            if is_busy:
+                place.api.tick()
+            follower.changes(TIMEOUT)
+
+    with pytest.raises(RegistryError, match="ends a watch as soon as it has begun"):
+        go_on()
+    assert [verb for verb, _ in place.api.requests].count("watch") <= 5
+
+
+@pytest.mark.parametrize("expected_is_known", [False, True])
+def test_a_record_is_removed_where_the_answer_to_its_write_was_lost(
+    place: Place, store: KubernetesStore, expected_is_known: bool
+) -> None:
+    expected = 0
+    if expected_is_known:
+        written = store.put("n0", b"before", 0, TIMEOUT)
+        assert isinstance(written, int)
+        expected = written
+    write = place.api._write
+
+    def write_and_lose_the_answer(kind: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        write(kind, name, body)
+        return {"metadata": {}}
+
+    place.api._write = write_and_lose_the_answer  # type: ignore[method-assign]
+    with pytest.raises(RegistryError):
+        store.put("n0", b"record", expected, TIMEOUT)
+    place.api._write = write  # type: ignore[method-assign]
+    assert len(place.api.objects) == 1
+    store.remove("n0", TIMEOUT)
+    assert place.api.objects == {}
+
+
+def test_the_lease_of_a_stranger_hides_nobody(place: Place, store: KubernetesStore) -> None:
+    store.put("n0", b"record", 0, TIMEOUT)
+    (made,) = place.api.objects.values()
+    place.api.objects["n0"] = made | {"metadata": made["metadata"] | {"name": "n0"}}
+    assert store.read_all(TIMEOUT).entries["n0"].value == b"record"
+    assert len(store.read_all(TIMEOUT).entries) == 2
 
 
 def test_what_the_server_has_forgotten_leads_to_a_list(place: Place, follower: KubernetesStore) -> None:

@@ -33,10 +33,15 @@ _PAGE = 500
 """Objects in one answer, as kubectl asks for them."""
 _WATCH_S = 300
 """After so long the server ends a watch, and another server may go on with it."""
+_SHORT_S = 1.0
+_MOST_SHORT = 3
+"""A watch that ends this soon has failed, unless it brought something; so have more in a row, whatever they brought."""
 _AGAIN_S = 2.0
 """What taking a watch up again may take, which is a call like any other."""
 _FORGOTTEN = 3
 """So many durations without a renewal, by clocks that may be apart, and a Lease is nobody's."""
+_MOST_LOST = 3
+"""Writes of ours whose answers were lost, and which may still be done while the record is taken away."""
 _MOST_SWEPT = 8
 """Of those that one list deletes: others list too."""
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -52,7 +57,11 @@ class KubernetesStore(Store):
         self._calls = HttpCalls("kubernetes", url.endpoints, TlsFiles(url.ca))
         self._path = ""
         self._since = 0
+        self._watched_at = 0.0
+        self._has_brought = False  # whether this watch has brought anything
+        self._n_short = 0  # watches in a row that ended at once
         self._own: int | None = None
+        self._perhaps: set[bytes] = set()  # what may be there: sent, and not said to be refused
         self._not_before = 0.0  # a server that is throttled says when to come again
 
     @property
@@ -89,7 +98,7 @@ class KubernetesStore(Store):
 
     @understood
     def watch(self, since: int, timeout: float) -> None:
-        self._since = since
+        self._since, self._watched_at, self._has_brought = since, time.monotonic(), False
         query = {
             "labelSelector": f"{_CLUSTER}={self._label}",
             "watch": 1,
@@ -110,13 +119,14 @@ class KubernetesStore(Store):
         if event is None:
             return None
         if not event:  # the server has ended it, as it does after a while
+            self._check_end()
             self.watch(self._since, min(timeout, _AGAIN_S))
             return []
         kind, found = event["type"], event["object"]
         if kind == "ERROR":
             self._calls.hang_up()
             raise self._refused(Answer(int(found.get("code", 500)), found))
-        self._since = int(found["metadata"]["resourceVersion"])
+        self._since, self._has_brought = int(found["metadata"]["resourceVersion"]), True
         if kind == "BOOKMARK":
             return []
         entry = _entry(found)
@@ -128,6 +138,7 @@ class KubernetesStore(Store):
         return self._put(name, value, expected, time.monotonic() + timeout)
 
     def _put(self, name: str, value: bytes, expected: int, until: float) -> Entry | int:
+        self._perhaps.add(value)
         if expected == 0:
             answer = self._call("POST", self._leases(), self._lease(name, value, None), until)
         else:
@@ -135,7 +146,7 @@ class KubernetesStore(Store):
                 "PUT", self._leases(of=self._object_name(name)), self._lease(name, value, expected), until
             )
         if answer.status in (200, 201):
-            self._own = int(answer.body["metadata"]["resourceVersion"])
+            self._own, self._perhaps = int(answer.body["metadata"]["resourceVersion"]), {value}
             return self._own
         if answer.status not in (404, 409) or self._is_elsewhere(answer):
             raise self._refused(answer)
@@ -160,9 +171,20 @@ class KubernetesStore(Store):
 
     @understood
     def remove(self, name: str, timeout: float) -> None:
-        own, self._own = self._own, None
-        if own is not None:
-            self._delete(self._object_name(name), str(own), time.monotonic() + timeout)
+        (own, self._own), (perhaps, self._perhaps) = (self._own, None), (self._perhaps, set())
+        until, object_name = time.monotonic() + timeout, self._object_name(name)
+        if own is not None and self._delete(object_name, str(own), until):
+            return
+        # it has another version where the answer to a write of ours was lost
+        for _ in range(_MOST_LOST if perhaps else 0):
+            there = self._call("GET", self._leases(of=object_name), None, until)
+            if there.status == 404:
+                return
+            if there.status != 200:
+                raise self._refused(there)
+            entry = _entry(there.body)
+            if entry.value not in perhaps or self._delete(object_name, str(entry.version), until):
+                return
 
     def interrupt(self) -> None:
         self._calls.interrupt()
@@ -172,15 +194,26 @@ class KubernetesStore(Store):
 
     # asking
 
-    def _delete(self, object_name: str, version: str, until: float) -> None:
+    def _check_end(self) -> None:
+        """Raise if a watch has ended so soon that the next would as well: they would be asked for without a pause."""
+        is_short = time.monotonic() - self._watched_at < _SHORT_S
+        self._n_short = self._n_short + 1 if is_short else 0
+        if self._n_short > _MOST_SHORT or (is_short and not self._has_brought):
+            server = self._calls.server
+            self._calls.next_server()
+            raise RegistryError(f"{server} ends a watch as soon as it has begun; is a proxy before it?")
+
+    def _delete(self, object_name: str, version: str, until: float) -> bool:
+        """Delete an object, unless its version is another by now; whether it is gone."""
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"resourceVersion": version},
         }
         answer = self._call("DELETE", self._leases(of=object_name), options, until)
-        if answer.status not in (200, 202, 404, 409):  # gone, or another's by now
+        if answer.status not in (200, 202, 404, 409):
             raise self._refused(answer)
+        return answer.status != 409
 
     def _ask(self, method: str, path: str, until: float) -> dict[str, Any]:
         answer = self._call(method, path, None, until)
@@ -265,10 +298,10 @@ class KubernetesStore(Store):
         }
 
     def _name(self, lease: dict[str, Any]) -> str:
-        """Return the node id that an object is of; that of one which is not named after it is the object's name."""
+        """Return the node id that an object is of; one that is not named after it has a name that no node has."""
         metadata = lease["metadata"]
         name = (metadata.get("annotations") or {}).get(_NODE_ID, "")
-        return str(name if self._object_name(name) == metadata["name"] else metadata["name"])
+        return str(name) if self._object_name(name) == metadata["name"] else f"Lease\t{metadata['name']}"
 
     def _is_forgotten(self, lease: dict[str, Any]) -> bool:
         try:
