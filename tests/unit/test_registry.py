@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from p2pkv.control.secret import ClusterKeys
-from p2pkv.directory.registry.follower import QUIET_S, Follower
+from p2pkv.directory.registry.follower import LONGEST_PAUSE_S, QUIET_S, Follower
 from p2pkv.directory.registry.keeper import Keeper
 from p2pkv.directory.registry.seal import MAGIC, Seal
-from p2pkv.directory.registry.store import Change
+from p2pkv.directory.registry.store import Change, GapError
 from p2pkv.directory.view import Member
 from p2pkv.errors import RegistryError, VersionError, ViewError
 from p2pkv.testing.simulated_network import SimulatedClock
@@ -122,6 +122,42 @@ def test_a_silence_ends_in_a_list(side: Side) -> None:
     side.clock.now += QUIET_S + 1
     side.known()
     assert side.follower.n_lists == 2
+
+
+@pytest.mark.parametrize("end", [GapError("compacted"), RegistryError("the stream has ended")])
+def test_streams_that_end_at_once_are_not_asked_for_without_a_pause(
+    side: Side, end: RegistryError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: SimulatedStore, timeout: float) -> list[Change]:
+        raise end
+
+    monkeypatch.setattr(SimulatedStore, "changes", fail)
+    while side.clock.now < 60.0:
+        side.clock.now += side.follower.step(0.0)
+    assert side.follower.n_lists <= 5 + 2 * 60.0 / LONGEST_PAUSE_S
+    assert not side.follower.is_up
+    monkeypatch.undo()
+    for _ in range(2):
+        side.clock.now += side.follower.step(0.0)
+    side.clock.now += LONGEST_PAUSE_S
+    assert side.follower.is_up
+    side.server.break_watches()
+    assert side.follower.step(0.0) < 0.25, "one that has lasted is taken up again soon"
+
+
+def test_names_that_come_and_go_are_forgotten(side: Side) -> None:
+    side.known()
+    versions = iter(range(100, 10**9))
+    told: list[Change] = []
+    side.server.changes_after = lambda since, now: told  # type: ignore[method-assign]
+    for i in range(10_000):
+        told[:] = [Change(f"n{i}", b"record", next(versions)), Change(f"n{i}", None, next(versions))]
+        side.follower.step(0.0)
+    assert len(side.follower._gone) < 5_000
+    told[:] = [Change("n0", b"late", 100), Change("n9999", b"late", 100)]
+    assert side.known() == {}
+    told[:] = [Change("n0", b"anew", next(versions))]
+    assert side.known() == {"n0": b"anew"}
 
 
 def test_the_last_that_was_known_stays_while_the_store_is_away(

@@ -36,7 +36,7 @@ T = TypeVar("T")
 def counts(follower: Follower, keeper: Keeper) -> dict[str, int]:
     """Return what the two have counted, by the names of the metrics."""
     return {
-        "p2pkv_registry_up": int(follower.listing.is_current),
+        "p2pkv_registry_up": int(follower.is_up),
         "p2pkv_registry_lists_total": follower.n_lists,
         "p2pkv_registry_failures_total": follower.n_failures + keeper.n_failures,
         "p2pkv_registry_lost_records_total": keeper.n_lost,
@@ -107,6 +107,7 @@ class FollowingRegistry(Registry):
             return
         self._stopping.set()
         self._changed.set()
+        self._follower.is_closing = True
         self._stores[0].interrupt()
         until = time.monotonic() + _LEAVE_S
         for thread in reversed(self._threads):
