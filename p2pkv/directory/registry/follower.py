@@ -72,7 +72,9 @@ class Follower:
         self._is_following = True
         self._heard_at = self._followed_at = self._clock()
         self._show(is_current=True)
-        if not self._n_short_lived:  # else a list that is answered says little: the stream may end at once again
+        if (
+            not self._n_short_lived
+        ):  # else a list that is answered says little: the stream may end at once again
             self._settle()
 
     @property
