@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 from p2pkv.limited_log import LimitedLog
 
@@ -44,7 +46,7 @@ class SmallFile:
         """Have the lines taken that were written, if there are any. Never raises, whatever ``take`` raises."""
 
         def read() -> None:
-            with suppress(FileNotFoundError), self.path.open("rb") as file:
+            with suppress(FileNotFoundError), _open_own(self.path) as file:
                 take(self._parse(file.read(self._longest + 1)))
 
         self._within(read, "read")
@@ -98,7 +100,9 @@ class SmallFile:
         if self._makes_parents:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.path.with_name(f"{self.path.name}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # One that is there is a dead run's, or a link that another user has put where he thinks that this writes.
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(text + f"check={_check(text)}\n".encode())
             file.flush()
@@ -109,6 +113,16 @@ class SmallFile:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _open_own(path: Path) -> BinaryIO:
+    """Open what this user has written: the folder may be one where others write too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise ValueError("it is no file of this user's")
+    return open(descriptor, "rb")
 
 
 def _check(text: bytes) -> str:

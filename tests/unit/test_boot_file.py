@@ -124,6 +124,35 @@ def test_a_disk_that_hangs_holds_nobody_up(
     assert BootFile(str(tmp_path / "disk"), "n1").read() == BOOT + 1
 
 
+def test_where_others_write_too_nobody_elses_file_is_read_or_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("another file\n")
+    path = tmp_path / "disk.boot"
+    path.with_name("disk.boot.new").symlink_to(victim)
+    assert written(tmp_path / "disk") == path
+    assert victim.read_text() == "another file\n"
+    assert caplog.text == ""
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to("elsewhere")
+    assert BootFile(str(tmp_path / "disk"), "n1").read() == 0
+    assert "symbolic links" in caplog.text
+    path.unlink()
+    os.mkfifo(path)  # which nobody will ever write to
+    caplog.clear()
+    assert BootFile(str(tmp_path / "disk"), "n1").read() == 0
+    assert "no file of this user's" in caplog.text
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    path.unlink()
+    (tmp_path / "elsewhere").rename(path)
+    os.chown(path, 65534, 65534)
+    caplog.clear()
+    assert BootFile(str(tmp_path / "disk"), "n1").read() == 0
+    assert "no file of this user's" in caplog.text
+
+
 def test_a_node_goes_on_above_its_last_boot_though_its_clock_was_set_back(tmp_path: Path) -> None:
     config = Config(
         node_id="n1",

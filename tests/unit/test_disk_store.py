@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -207,6 +208,53 @@ def test_strangers_folders_are_refused_with_a_reason(tmp_path: Path, layout: str
     with pytest.raises(ConfigError, match=r"thesis\.tex"):
         open_store(full, layout=layout)
     assert (full / "thesis.tex").exists()
+
+
+def test_a_folder_of_another_user_or_with_others_writing_is_refused(tmp_path: Path, layout: str) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir(mode=0o700)
+    for mode in (0o777, 0o1777, 0o770, 0o702):
+        folder.chmod(mode)
+        with pytest.raises(ConfigError, match=f"mode {mode:04o}, so others .* chmod go-w {folder}"):
+            open_store(folder, layout=layout)
+    assert os.listdir(folder) == []
+    folder.chmod(0o755)  # of what lies there others may see no more than the names
+    assert open_store(folder, layout=layout).close()
+    assert [path.stat().st_mode & 0o077 for path in folder.rglob("*")] == [0] * len(list(folder.rglob("*")))
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(
+        ConfigError, match=r"belongs to user 65534, and this node runs as user 0.*chown it to 0"
+    ):
+        open_store(folder, layout=layout)
+
+
+def test_a_link_of_another_user_is_no_folder(tmp_path: Path, layout: str) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    assert open_store(link, layout=layout).close()
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a link away")
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="is a link of user 65534, who may have it lead elsewhere"):
+        open_store(link, layout=layout)
+
+
+@pytest.mark.parametrize("name", ["lock", "store.new", "recalls.new", "probe"])
+def test_no_link_in_the_folder_is_followed(tmp_path: Path, layout: str, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("another file\n")
+    folder = tmp_path / "disk"
+    if name not in ("lock", "store.new"):
+        assert open_store(folder, layout=layout).close()
+        (folder / "recalls").unlink()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / name).symlink_to(victim)
+    with pytest.raises(ConfigError, match=r"cannot .*symbolic links"):
+        open_store(folder, layout=layout)
+    assert victim.read_text() == "another file\n"
 
 
 def test_an_identity_that_is_damaged_or_of_another_version_is_refused(tmp_path: Path, layout: str) -> None:

@@ -20,7 +20,8 @@ int result_of(int value) {
 class RealFiles : public Files {
  public:
   int open(const std::string& path, int flags) override {
-    return result_of(::open(path.c_str(), flags | O_CLOEXEC, 0600));
+    const int follow = (flags & O_DIRECTORY) != 0 ? 0 : O_NOFOLLOW;
+    return result_of(::open(path.c_str(), flags | O_CLOEXEC | follow, 0600));
   }
 
   int64_t read(int fd, void* to, size_t nbytes, uint64_t offset) override {

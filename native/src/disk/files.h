@@ -20,7 +20,8 @@ class Files {
  public:
   virtual ~Files() = default;
 
-  // O_CLOEXEC is added; new files have mode 0600.
+  // O_CLOEXEC is added, and O_NOFOLLOW but for folders: a link leads to what is not the store's. New files
+  // have mode 0600.
   virtual int open(const std::string& path, int flags) = 0;
   // Fewer than `nbytes` only at the end of the file.
   virtual int64_t read(int fd, void* to, size_t nbytes, uint64_t offset) = 0;

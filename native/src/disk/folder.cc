@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cinttypes>
 #include <cstdio>
@@ -91,12 +92,44 @@ const char* name_of(LayoutKind kind) {
 std::unique_ptr<Folder> Folder::open(const std::string& path, const DiskIdentity& identity, LayoutKind layout,
                                      Files& files, std::string* error) {
   std::unique_ptr<Folder> folder(new Folder(path, files));
-  if (const int made = files.make_folder(path); made < 0) {
-    *error = "cannot make " + path + ": " + std::strerror(-made);
+  if (!folder->make(error) || !folder->lock(error) || !folder->identify(identity, layout, error))
     return nullptr;
-  }
-  if (!folder->lock(error) || !folder->identify(identity, layout, error)) return nullptr;
   return folder;
+}
+
+// Whoever else may write to a folder can have this process write wherever a link of his leads, and can take
+// its files away. So it must be this user's alone, also if it was there before.
+bool Folder::make(std::string* error) {
+  if (const int made = files_.make_folder(path_); made < 0) {
+    *error = "cannot make " + path_ + ": " + std::strerror(-made);
+    return false;
+  }
+  const std::string advice = ", or set disk_path to a folder that is not there yet, which the node makes";
+  const std::string user = std::to_string(geteuid());
+  struct stat link;
+  struct stat folder;
+  if (lstat(path_.c_str(), &link) < 0 || stat(path_.c_str(), &folder) < 0) {
+    *error = "cannot examine " + path_ + ": " + std::strerror(errno);
+    return false;
+  }
+  if (!S_ISDIR(folder.st_mode)) {
+    *error = path_ + " is no folder; give another disk_path";
+  } else if (S_ISLNK(link.st_mode) && link.st_uid != 0 && link.st_uid != geteuid()) {
+    *error = path_ + " is a link of user " + std::to_string(link.st_uid) +
+             ", who may have it lead elsewhere; " + "make the link as user " + user +
+             ", as whom this node runs, or give the folder itself";
+  } else if (folder.st_uid != geteuid()) {
+    *error = path_ + " belongs to user " + std::to_string(folder.st_uid) + ", and this node runs as user " +
+             user + ", whose it must be; have an administrator chown it to " + user + advice + " below it";
+  } else if ((folder.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", folder.st_mode & 07777U);
+    *error = path_ + " has mode " + mode + ", so others than user " + user +
+             " may put files and links there; chmod go-w " + path_ + advice;
+  } else {
+    return true;
+  }
+  return false;
 }
 
 Folder::~Folder() {

@@ -27,6 +27,7 @@ class Folder {
 
  private:
   Folder(std::string path, Files& files) : path_(std::move(path)), files_(files) {}
+  bool make(std::string* error);
   bool lock(std::string* error);
   bool identify(const DiskIdentity& identity, LayoutKind layout, std::string* error);
   int refuse_strangers(std::string* error);
