@@ -37,6 +37,10 @@ EVICTION = ("oldest", "least_recently_read")
 """What goes first when room is needed."""
 
 
+DEFAULT_CLUSTER = "p2pkv"
+"""Whose store it is that doesn't say so. Mirrors ``kDefaultCluster`` in ``native/src/disk/options.h``."""
+
+
 class UnusableDiskError(ConfigError):
     """The folder can't be used now, but nothing says that it is not this node's: a full or broken disk."""
 
@@ -96,7 +100,7 @@ class DiskOptions:
 
 
 class DiskStore:
-    """A folder of pages that belongs to one node and one namespace, open in one process at a time."""
+    """A folder of pages that belongs to one node of a cluster and one namespace, open in one process at a time."""
 
     def __init__(
         self,
@@ -105,12 +109,13 @@ class DiskStore:
         *,
         node_id: str,
         namespace: str,
+        cluster: str = DEFAULT_CLUSTER,
         faults: _native.FaultyFiles | None = None,
         store_id: int = 0,
         verify: bool = True,
         changes: _native.ChangeLog | None = None,
     ) -> None:
-        """Open it, or make it. ``ConfigError`` says why not: in use, another node's, another version.
+        """Open it, or make it. ``ConfigError`` says why not: in use, another node's or cluster's, another version.
 
         :class:`UnusableDiskError` if it is the disk that is in the way.
 
@@ -123,6 +128,7 @@ class DiskStore:
                 path,
                 node_id=node_id,
                 name_space=namespace,
+                cluster=cluster,
                 capacity=options.capacity,
                 layout=LAYOUTS.index(options.layout),
                 fsync=FSYNC.index(options.fsync),

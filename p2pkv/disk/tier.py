@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.config import DISK_ADMISSION, DISK_WRITE, Config
-from p2pkv.disk.store import DiskOptions, DiskStore, UnusableDiskError
+from p2pkv.disk.store import DEFAULT_CLUSTER, DiskOptions, DiskStore, UnusableDiskError
 from p2pkv.errors import ConfigError
 from p2pkv.page import LOCATION, Keys, Locations, as_locations
 from p2pkv.pool import Pool
@@ -44,16 +44,24 @@ _WARM_RATE = 256 << 20
 _CLOSE_S = 5.0
 
 
-def default_disk_path(node_id: str, namespace: str) -> Path:
-    """Return the folder that this node and namespace have when none is configured: the same at each start."""
-    digest = hashlib.blake2b(f"{len(node_id)}:{node_id}{namespace}".encode(), digest_size=8).hexdigest()
+def default_disk_path(node_id: str, namespace: str, cluster: str = DEFAULT_CLUSTER) -> Path:
+    """Return the folder that this node and namespace have when none is configured: the same at each start.
+
+    The secret is not in its name: a node whose secret was changed for another finds its pages.
+    """
+    whose, person = f"{len(node_id)}:{node_id}{namespace}", b""
+    if (
+        cluster != DEFAULT_CLUSTER
+    ):  # a cluster that nobody named has the folders that it had before this counted
+        whose, person = f"{len(cluster)}:{cluster}{whose}", b"p2pkv-cluster-1"
+    digest = hashlib.blake2b(whose.encode(), digest_size=8, person=person).hexdigest()
     readable = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in node_id)
     return state_home("disk_path") / "disk" / f"{readable[:64]}-{digest}"
 
 
 def disk_folder(config: Config) -> str:
     """Return the folder of a node's pages."""
-    return config.disk_path or str(default_disk_path(config.node_id, config.namespace))
+    return config.disk_path or str(default_disk_path(config.node_id, config.namespace, config.cluster))
 
 
 class DiskTier:
@@ -143,6 +151,7 @@ class DiskTier:
         config = self._config
         if config.disk_path is None:
             _make_private(Path(self.path).parent)
+            self._tell_of_former()
         options = DiskOptions(
             capacity=config.disk_nbytes,
             layout=config.disk_layout,
@@ -155,6 +164,7 @@ class DiskTier:
             options,
             node_id=config.node_id,
             namespace=config.namespace,
+            cluster=config.cluster,
             faults=self._faults,
             changes=self._changes,
         )
@@ -165,6 +175,22 @@ class DiskTier:
                 self._store = store
                 return
         store.close(_CLOSE_S)
+
+    def _tell_of_former(self) -> None:
+        """Say at the first start that pages of before may lie in a folder that names no cluster, and are not taken."""
+        config = self._config
+        former = default_disk_path(config.node_id, config.namespace)
+        if str(former) == self.path or Path(self.path).exists() or not (former / "store").exists():
+            return
+        _log.warning(
+            "node %s of cluster %s begins with an empty disk, %s: the pages in %s count as those of cluster %s. If "
+            "they are this node's, from a p2pkv whose folders did not name their cluster, delete that folder",
+            config.node_id,
+            config.cluster,
+            self.path,
+            former,
+            DEFAULT_CLUSTER,
+        )
 
     def _look_after(self) -> None:
         pause = _RETRY_S

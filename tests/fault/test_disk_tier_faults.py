@@ -236,6 +236,32 @@ def test_the_default_folder_is_one_a_node_and_namespace(
     assert default_disk_path("a", "x") == default_disk_path("a", "x")
 
 
+def test_a_cluster_does_not_find_what_anothers_node_of_the_same_name_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folders = {default_disk_path("a", "x", cluster) for cluster in ("p2pkv", "blue", "tenant-0123")}
+    # an id that is put together like the text that another cluster's is made from
+    folders |= {default_disk_path("blue1:ax", "", "p2pkv"), default_disk_path("a", "x", "blue1:a")}
+    assert len(folders) == 5
+
+    def began(cluster: str) -> str:
+        config = Config(node_id="a", namespace="x", cluster=cluster, disk_size="64MiB")
+        pool = Pool(128 * PAGE, granule=4096, owner=OWNER, boot=BOOT)
+        tier = DiskTier(config, pool, own_key=OWNER, boot=BOOT)
+        tier.close()
+        pool.close()
+        return tier.path
+
+    assert began("p2pkv") == str(default_disk_path("a", "x"))
+    assert caplog.text == ""
+    assert began("blue") == str(default_disk_path("a", "x", "blue"))
+    assert f"the pages in {default_disk_path('a', 'x')} count as those of cluster p2pkv" in caplog.text
+    caplog.clear()
+    assert began("blue") == str(default_disk_path("a", "x", "blue"))
+    assert caplog.text == ""
+
+
 def burst(one: Tiered, faults: FaultyFiles) -> None:
     """Publish as much as the pool takes while the disk hangs, which is four times the disk's queue."""
     faults.hang(FileCall.WRITE)

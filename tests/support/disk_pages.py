@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cluster import eventually
 from p2pkv import _native
-from p2pkv.disk.store import DiskOptions, DiskStore, Flags, ReadStatus
+from p2pkv.disk.store import DEFAULT_CLUSTER, DiskOptions, DiskStore, Flags, ReadStatus
 from p2pkv.page import Keys
 
 PAGE = 8192
@@ -61,6 +61,7 @@ def open_store(path: Path | str, **options: Any) -> DiskStore:
     """Open a small store of node ``n1`` in namespace ``ns`` unless told otherwise."""
     node_id = options.pop("node_id", "n1")
     namespace = options.pop("namespace", "ns")
+    cluster = options.pop("cluster", DEFAULT_CLUSTER)
     faults = options.pop("faults", None)
     store_id = options.pop("store_id", 0)
     verify = options.pop("verify", True)
@@ -70,6 +71,7 @@ def open_store(path: Path | str, **options: Any) -> DiskStore:
         DiskOptions(**(settings | options)),
         node_id=node_id,
         namespace=namespace,
+        cluster=cluster,
         faults=faults,
         store_id=store_id,
         verify=verify,

@@ -22,8 +22,8 @@ from disk_pages import (
     wait_recovered,
     write,
 )
-from p2pkv import _native
-from p2pkv.disk.store import LAYOUTS, ReadStatus
+from p2pkv import Config, _native
+from p2pkv.disk.store import DEFAULT_CLUSTER, LAYOUTS, ReadStatus
 from p2pkv.errors import ConfigError
 
 pytestmark = pytest.mark.parametrize("layout", LAYOUTS)
@@ -208,6 +208,21 @@ def test_strangers_folders_are_refused_with_a_reason(tmp_path: Path, layout: str
     with pytest.raises(ConfigError, match=r"thesis\.tex"):
         open_store(full, layout=layout)
     assert (full / "thesis.tex").exists()
+
+
+def test_another_clusters_folder_is_refused(tmp_path: Path, layout: str) -> None:
+    named, unnamed = tmp_path / "named", tmp_path / "unnamed"
+    assert open_store(named, layout=layout, cluster="grün").close()
+    assert "\ncluster=gr%c3%bcn\n" in (named / "store").read_text()
+    assert open_store(named, layout=layout, cluster="grün").close()
+    with pytest.raises(ConfigError, match="is the store of cluster 'gr%c3%bcn', not 'p2pkv'"):
+        open_store(named, layout=layout)
+    # one that names none, as all did, is the default cluster's
+    assert open_store(unnamed, layout=layout).close()
+    assert "cluster" not in (unnamed / "store").read_text()
+    assert Config().cluster == DEFAULT_CLUSTER
+    with pytest.raises(ConfigError, match="is the store of cluster 'p2pkv', not 'blue'"):
+        open_store(unnamed, layout=layout, cluster="blue")
 
 
 def test_a_folder_of_another_user_or_with_others_writing_is_refused(tmp_path: Path, layout: str) -> None:

@@ -204,10 +204,10 @@ std::tuple<bool, bool, std::string> health(BoundStore& bound) {
 }
 
 BoundStore* open_store(const std::string& path, const std::string& node_id, const std::string& name_space,
-                       uint64_t capacity, int layout, int fsync, int eviction, bool allow_uring,
-                       bool allow_direct, uint64_t bucket_size, uint64_t queue_size, uint64_t read_buffer,
-                       int compression, double retry_seconds, double stall_seconds, uint64_t store_id,
-                       bool verify, const std::shared_ptr<FaultyFiles>& faults,
+                       const std::string& cluster, uint64_t capacity, int layout, int fsync, int eviction,
+                       bool allow_uring, bool allow_direct, uint64_t bucket_size, uint64_t queue_size,
+                       uint64_t read_buffer, int compression, double retry_seconds, double stall_seconds,
+                       uint64_t store_id, bool verify, const std::shared_ptr<FaultyFiles>& faults,
                        std::shared_ptr<ChangeLog> changes) {
   DiskOptions options;
   options.changes = std::move(changes);
@@ -224,7 +224,7 @@ BoundStore* open_store(const std::string& path, const std::string& node_id, cons
   options.retry_seconds = retry_seconds;
   options.stall_seconds = stall_seconds;
   options.verify = verify;
-  return open(path, {node_id, name_space, store_id}, options, faults);
+  return open(path, {node_id, name_space, store_id, cluster}, options, faults);
 }
 
 void bind_faults(nb::module_& m) {
@@ -256,10 +256,10 @@ void bind_disk(nb::module_& m) {
   m.def("zstd_missing", &disk::zstd_missing, "library"_a = "libzstd.so.1");
   nb::class_<BoundStore>(m, "DiskStore",
                          "Pages in files. See p2pkv/disk/store.py and native/src/disk/store.h.")
-      .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "capacity"_a,
-           "layout"_a, "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a, "bucket_size"_a,
-           "queue_size"_a, "read_buffer"_a, "compression"_a, "retry_seconds"_a, "stall_seconds"_a,
-           "store_id"_a, "verify"_a, "faults"_a.none(), "changes"_a.none())
+      .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "cluster"_a,
+           "capacity"_a, "layout"_a, "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a,
+           "bucket_size"_a, "queue_size"_a, "read_buffer"_a, "compression"_a, "retry_seconds"_a,
+           "stall_seconds"_a, "store_id"_a, "verify"_a, "faults"_a.none(), "changes"_a.none())
       .def("write", write, "keys"_a.noconvert(), "pages"_a.noconvert(), "checksums"_a.noconvert(),
            "tickets"_a.noconvert(), "lengths_of_packed"_a.noconvert().none() = nb::none())
       .def("contains", contains, "keys"_a.noconvert())

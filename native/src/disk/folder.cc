@@ -49,7 +49,9 @@ std::string escape(const std::string& text) {
 std::string identity_text(const DiskIdentity& identity, LayoutKind layout, uint64_t store) {
   std::string text = std::string(kTitle) + "\nversion=" + std::to_string(kFormatVersion);
   text += "\nlayout=" + std::string(name_of(layout)) + "\nnode=" + escape(identity.node_id);
-  text += "\nnamespace=" + escape(identity.name_space) + "\nstore=" + hex(store) + "\n";
+  text += "\nnamespace=" + escape(identity.name_space);
+  if (identity.cluster != kDefaultCluster) text += "\ncluster=" + escape(identity.cluster);
+  text += "\nstore=" + hex(store) + "\n";
   return text + "check=" + hex(checksum(text.data(), text.size())) + "\n";
 }
 
@@ -218,7 +220,9 @@ bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::stri
       *error = path_ + "/store is damaged, so nobody knows whose pages these are; delete the folder";
       return false;
     }
-    const std::pair<const char*, std::string> expected[] = {{"node", escape(identity.node_id)},
+    fields.try_emplace("cluster", escape(kDefaultCluster));
+    const std::pair<const char*, std::string> expected[] = {{"cluster", escape(identity.cluster)},
+                                                            {"node", escape(identity.node_id)},
                                                             {"namespace", escape(identity.name_space)},
                                                             {"layout", name_of(layout)}};
     for (const auto& [name, value] : expected) {

@@ -22,10 +22,15 @@ const char* name_of(LayoutKind kind);
 // killed process loses nothing that was written, whatever this is.
 enum class FsyncPolicy : uint8_t { kNever = 0, kSeal = 1, kBatch = 2 };
 
+// The cluster that a store belongs to if it says nothing: those of before did not. Mirrors `DEFAULT_CLUSTER`
+// in p2pkv/disk/store.py.
+constexpr const char* kDefaultCluster = "p2pkv";
+
 struct DiskIdentity {
   std::string node_id;
   std::string name_space;
   uint64_t store = 0;  // of a store yet to be made; 0: random
+  std::string cluster = kDefaultCluster;
 };
 
 struct DiskOptions {
