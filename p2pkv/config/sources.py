@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from p2pkv.errors import ConfigError
-from p2pkv.values import nearest
+from p2pkv.values import nearest, shown
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +51,26 @@ def gather(
     return values
 
 
+def once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the object of JSON, for ``object_pairs_hook``: ValueError where a name is there twice.
+
+    Of the two the last would count, without a word.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} is there twice; leave one out")
+    return found
+
+
 def read_settings(path: str | os.PathLike[str] | None) -> Mapping[str, object]:
     """Return the settings in a JSON file; none without a path. Keys and values are not checked yet."""
     if path is None:
         return {}
     try:
         with open(path, encoding="utf-8") as file:
-            settings = json.load(file)
+            settings = json.load(file, object_pairs_hook=once_each)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read settings from {os.fspath(path)}: {error}") from error
     if not isinstance(settings, dict):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from p2pkv.config.sources import once_each
 from p2pkv.errors import ConfigError
 from p2pkv.transports import unconfining
 from p2pkv.values import as_number, nearest, parse_size, shown
@@ -64,7 +66,7 @@ def read_tenants(setting: object) -> dict[str, dict[str, object]]:
     """Return the setting ``tenants``, a mapping of mappings or JSON of it. Names and fields are right then."""
     if isinstance(setting, str):
         try:
-            setting = json.loads(setting) if setting.strip() else {}
+            setting = json.loads(setting, object_pairs_hook=once_each) if setting.strip() else {}
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"tenants must be JSON such as {_EXAMPLE}: {error}") from error
     if not isinstance(setting, Mapping) or not all(isinstance(own, Mapping) for own in setting.values()):
@@ -156,6 +158,7 @@ def check_tenants(config: Config) -> None:
             "that tenant alone, leave tenants out and set secret_file to the tenant's"
         )
     taken: dict[tuple[str, object], str] = {}
+    folders: dict[str, str] = {}
     for whose, settings in [
         ("this node", config),
         *((name, tenant_config(config, name)) for name in config.tenants),
@@ -172,3 +175,17 @@ def check_tenants(config: Config) -> None:
                 raise ConfigError(
                     f"tenants: {whose}: {field} is {value!r}, which {other} has; give each its own"
                 )
+        if settings.disk_path is not None:
+            _check_apart(whose, settings.disk_path, folders)
+
+
+def _check_apart(whose: str, disk_path: str, folders: dict[str, str]) -> None:
+    """Add a folder; ConfigError if it is one of ``folders`` or within one: each deletes what it finds in its own."""
+    folder = os.path.realpath(disk_path)
+    for other, of_whom in folders.items():
+        if os.path.commonpath((folder, other)) in (folder, other):
+            raise ConfigError(
+                f"tenants: {whose}: disk_path is {disk_path!r}, and that of {of_whom} is {other!r}: neither may be "
+                "the other or lie within it, since each node deletes what it finds in its folder; give each its own"
+            )
+    folders[folder] = whose

@@ -72,6 +72,32 @@ def test_two_can_not_have_one_folder() -> None:
         Config(node_id="n", tenants={"acme": disk, "zen": disk})
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("/d/x", "/d/./x"), ("/d/x", "/d/x/y"), ("/d/x/y", "/d/x"), ("/d/x", "/d/z/../x/y/")]
+)
+def test_two_can_not_have_folders_within_each_other(one: str, other: str) -> None:
+    acme = {"secret_file": "x", "disk_path": other, "disk_size": "1GiB"}
+    with pytest.raises(
+        ConfigError, match=f"tenants: acme: disk_path is '{other}', and that of this node is '{one}'"
+    ):
+        Config(node_id="n", disk_path=one, disk_size="1GiB", tenants={"acme": acme})
+    zen = acme | {"disk_path": one}
+    with pytest.raises(ConfigError, match="neither may be the other or lie within it"):
+        Config(node_id="n", tenants={"acme": acme, "zen": zen})
+    Config(node_id="n", tenants={"acme": acme, "zen": zen | {"disk_path": "/d/x-2"}})
+
+
+def test_what_is_there_twice_in_json_is_refused(tmp_path: Path) -> None:
+    twice = '{"acme": {"secret_file": "x"}, "acme": {"secret_file": "y"}}'
+    with pytest.raises(
+        ConfigError, match=r"tenants must be JSON such as .*: 'acme' is there twice; leave one out"
+    ):
+        Config(node_id="n", tenants=twice)
+    (tmp_path / "node.json").write_text(f'{{"node_id": "n", "tenants": {twice}}}')
+    with pytest.raises(ConfigError, match="'acme' is there twice"):
+        Config.load(tmp_path / "node.json", environ={})
+
+
 def test_a_disk_needs_a_node_id_for_tenants_too() -> None:
     with pytest.raises(ConfigError, match="tenants: acme: disk_size is set, but node_id is not"):
         Config(tenants={"acme": {"secret_file": "x", "disk_size": "1GiB"}})
