@@ -6,6 +6,7 @@ Peers remember it as well; the file counts where none of them does.
 from __future__ import annotations
 
 import re
+import threading
 
 from p2pkv.disk.small_file import SmallFile
 
@@ -28,7 +29,8 @@ class BootFile:
             makes_parents=makes_parents,
         )
         self.path = self._file.path
-        self._written = 0
+        self._lock = threading.Lock()  # guards the next
+        self._highest = 0
 
     def read(self) -> int:
         """Return the boot epoch of the last run, 0 without one. Never raises."""
@@ -37,15 +39,18 @@ class BootFile:
         return found[0] if found else 0
 
     def write(self, boot_epoch: int) -> None:
-        """Remember this one unless a higher one is, if the disk can. Never raises."""
+        """Remember this one unless a higher one is, as soon as the disk can. Never raises."""
+        with self._lock:
+            self._highest = max(boot_epoch, self._highest)
+        self._file.write(self._lines)
 
-        def lines() -> bytes | None:
-            if boot_epoch <= self._written:
-                return None
-            self._written = boot_epoch
-            return f"boot={boot_epoch}\n".encode()
+    def _lines(self) -> bytes:
+        with self._lock:
+            return f"boot={self._highest}\n".encode()
 
-        self._file.write(lines)
+    def close(self) -> None:
+        """Try no more to write what the disk did not take. Idempotent."""
+        self._file.close()
 
 
 def _parse(lines: bytes) -> int:

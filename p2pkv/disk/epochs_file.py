@@ -35,8 +35,12 @@ class EpochsFile:
         self._file.read(lambda lines: known.raise_to(_parse(lines)))
 
     def write(self, known: Callable[[], Sequence[tuple[bytes, int]]]) -> None:
-        """Remember what is ``known`` by the time that the disk takes it, if it can. Never raises."""
+        """Remember what is ``known`` by the time that the disk takes it, as soon as it can. Never raises."""
         self._file.write(lambda: b"".join(f"{name.hex()}={epoch}\n".encode() for name, epoch in known()))
+
+    def close(self) -> None:
+        """Try no more to write what the disk did not take. Idempotent."""
+        self._file.close()
 
 
 def _parse(lines: bytes) -> list[tuple[bytes, int]]:

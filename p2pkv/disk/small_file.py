@@ -23,11 +23,17 @@ _log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
 """How long a call waits for the disk; what it has not done by then it does when it can."""
+_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+"""Between attempts to write what the disk did not take; doubled from the first to the second."""
 _CHECKED = re.compile(rb"(p2pkv ([^\n]+)\nversion=1\nnode=([^\n]+)\n(.*))check=([0-9a-f]{16})\n", re.DOTALL)
 
 
 class SmallFile:
-    """Reads and writes one file, whose first line is ``p2pkv`` and what it has. Thread-safe."""
+    """Reads and writes one file, whose first line is ``p2pkv`` and what it has. Thread-safe.
+
+    What the disk does not take is tried again until it does, something newer is written, or :meth:`close`.
+    """
 
     def __init__(
         self, path: str, has: str, node_id: str, loss: str, *, longest: int, makes_parents: bool = False
@@ -39,7 +45,13 @@ class SmallFile:
         self._loss = loss
         self._longest = longest
         self._makes_parents = makes_parents
-        self._lock = threading.Lock()  # held while a thread writes, however long the disk takes
+        self._lock = (
+            threading.Lock()
+        )  # held while a thread writes, however long the disk takes; guards the next
+        self._written: bytes | None = None  # the lines, once the disk has taken them
+        self._turn = threading.Lock()  # guards the next two
+        self._is_over = threading.Event()  # the last write is not tried again
+        self._is_closed = False
         self._log = LimitedLog(_log)
 
     def read(self, take: Callable[[bytes], None]) -> None:
@@ -49,36 +61,60 @@ class SmallFile:
             with suppress(FileNotFoundError), _open_own(self.path) as file:
                 take(self._parse(file.read(self._longest + 1)))
 
-        self._within(read, "read")
+        never = threading.Event()
+        never.set()
+        self._within(read, "read", never)
 
-    def write(self, lines: Callable[[], bytes | None]) -> None:
-        """Replace what is there by ``lines``, unless they are None then, if the disk can. Never raises.
+    def write(self, lines: Callable[[], bytes]) -> None:
+        """Replace what is there by ``lines``, unless they are what was written last, if the disk can. Never raises.
 
-        ``lines`` is called on another thread, by one at a time.
+        ``lines`` is called on another thread, by one at a time, and again at each attempt.
         """
 
         def write() -> None:
             with self._lock:
                 text = lines()
-                if text is not None:
+                if text != self._written:
                     self._replace(text)
+                    self._written = text
 
-        self._within(write, "written")
+        is_over = threading.Event()
+        with self._turn:
+            self._is_over.set()
+            self._is_over = is_over
+            if self._is_closed:
+                is_over.set()
+        self._within(write, "written", is_over)
 
-    def _within(self, act: Callable[[], None], done: str) -> None:
-        """Act on another thread, since a disk may hang; what goes wrong is a warning."""
+    def close(self) -> None:
+        """Try nothing again any more. Idempotent."""
+        with self._turn:
+            self._is_closed = True
+            self._is_over.set()
+
+    def _within(self, act: Callable[[], None], done: str, is_over: threading.Event) -> None:
+        """Act on another thread, since a disk may hang, and again until it works or is over; a failure is a warning."""
         errors: list[Exception] = []
+        was_tried = threading.Event()
 
         def run() -> None:
-            try:
-                act()
-            except Exception as error:  # noqa: BLE001  # the top of a thread
-                errors.append(error)
+            pause = _RETRY_S
+            while True:
+                try:
+                    act()
+                except Exception as error:  # noqa: BLE001  # the top of a thread
+                    if not was_tried.is_set():
+                        errors.append(error)
+                else:
+                    break
+                finally:
+                    was_tried.set()
+                if is_over.wait(pause):
+                    break
+                pause = min(2 * pause, _LONGEST_RETRY_S)
 
-        thread = threading.Thread(target=run, name="p2pkv-small-file", daemon=True)
-        thread.start()
-        thread.join(_WAIT_S)
-        if thread.is_alive():
+        threading.Thread(target=run, name="p2pkv-small-file", daemon=True).start()
+        if not was_tried.wait(_WAIT_S):
             self._warn(done, f"the disk did not answer within {_WAIT_S} s")
         elif errors:
             self._warn(done, errors[0])

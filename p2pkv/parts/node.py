@@ -91,6 +91,9 @@ class NodeParts:
             self._boot_file = BootFile(folder, config.node_id, makes_parents=makes_parents)
             self._epochs_file = EpochsFile(folder, config.node_id, makes_parents=makes_parents)
         with ExitStack() as undo:
+            for file in (self._boot_file, self._epochs_file):
+                if file is not None:
+                    undo.callback(file.close)
             self._build(undo, gate, extra_transports, clock, timing)
             self._undo = undo.pop_all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from cluster import eventually
 from disk_pages import PAGE, keys_of, pages_of, spans_of
-from p2pkv import Config
+from p2pkv import Config, Node
 from p2pkv._native import FaultyFiles, FetchBatch, FileCall
 from p2pkv.disk.tier import DiskTier, default_disk_path
 from p2pkv.errors import ConfigError
@@ -260,6 +261,18 @@ def test_a_cluster_does_not_find_what_anothers_node_of_the_same_name_left(
     caplog.clear()
     assert began("blue") == str(default_disk_path("a", "x", "blue"))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("slash", ["", "/", "//", "/."])
+def test_a_slash_at_the_end_of_disk_path_leads_to_the_same_folder(tmp_path: Path, slash: str) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir(mode=0o700)  # empty, as a fresh mount
+    config = Config(node_id="n1", disk_path=f"{folder}{slash}", disk_size="64MiB", pool_size="8MiB")
+    for _ in range(2):
+        Node.start(config).close()
+    assert sorted(os.listdir(tmp_path)) == ["disk", "disk.boot"]
+    assert "store" in os.listdir(folder)
+    assert ".boot" not in os.listdir(folder)
 
 
 def burst(one: Tiered, faults: FaultyFiles) -> None:

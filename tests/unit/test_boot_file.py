@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv._native import NamespaceEpochs
 from p2pkv.disk import small_file
 from p2pkv.disk.boot_file import BootFile
+from p2pkv.disk.epochs_file import EpochsFile
 
 BOOT = 1_700_000_000_000_000_000
 
@@ -18,6 +21,7 @@ BOOT = 1_700_000_000_000_000_000
 def written(folder: Path, node_id: str = "n1", boot: int = BOOT) -> Path:
     file = BootFile(str(folder), node_id)
     file.write(boot)
+    file.close()
     return file.path
 
 
@@ -90,6 +94,7 @@ def test_a_full_disk_costs_a_warning_and_keeps_the_last_one(
     file = BootFile(str(tmp_path / "disk"), "n1")
     file.write(BOOT + 1)
     file.write(BOOT + 2)
+    file.close()
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
     assert file.read() == BOOT
@@ -151,6 +156,43 @@ def test_where_others_write_too_nobody_elses_file_is_read_or_written(
     caplog.clear()
     assert BootFile(str(tmp_path / "disk"), "n1").read() == 0
     assert "no file of this user's" in caplog.text
+
+
+def test_what_the_disk_did_not_take_is_written_when_it_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_file, "_RETRY_S", 0.01)
+    folder = tmp_path / "later"
+    boot, epochs = BootFile(str(folder / "disk"), "n1"), EpochsFile(str(folder / "disk"), "n1")
+    known, name = NamespaceEpochs(), b"n" * 16
+    known.raise_to([(name, 7)])
+    boot.write(BOOT)
+    boot.write(BOOT - 1)
+    epochs.write(known.all)
+    assert len(caplog.records) == 2
+    folder.mkdir()
+    eventually(lambda: BootFile(str(folder / "disk"), "n1").read() == BOOT, 10.0)
+    read = NamespaceEpochs()
+
+    def is_there() -> bool:
+        EpochsFile(str(folder / "disk"), "n1").read(read)
+        return read.all() == [(name, 7)]
+
+    eventually(is_there, 10.0)
+    assert len(caplog.records) == 2
+
+
+def test_a_closed_file_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_file, "_RETRY_S", 600.0)
+    file = BootFile(str(tmp_path / "missing" / "disk"), "n1")
+    file.write(BOOT)
+    file.write(BOOT + 1)
+    file.close()
+    for thread in threading.enumerate():
+        if thread.name == "p2pkv-small-file":
+            thread.join(60.0)
+            assert not thread.is_alive()
+    assert not (tmp_path / "missing").exists()
 
 
 def test_a_node_goes_on_above_its_last_boot_though_its_clock_was_set_back(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from p2pkv.cli.doctor.finding import Finding, Verdict, size
 from p2pkv.config import Config
 from p2pkv.disk.store import DiskOptions, DiskStore
-from p2pkv.disk.tier import default_disk_path
+from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import ConfigError
 
 _TRIAL_NBYTES = 8 << 20
@@ -20,7 +20,7 @@ def examine_disk(config: Config) -> Finding:
     """Try out a small store where the tier's folder is, or will be; the folder itself is left alone."""
     if not config.disk_nbytes:
         return Finding(Verdict.GOOD, "disk tier", "off; disk_size turns it on")
-    path = Path(config.disk_path or default_disk_path(config.node_id, config.namespace)).absolute()
+    path = Path(disk_folder(config)).absolute()
     what = f"{path}, layout {config.disk_layout}, {size(config.disk_nbytes)}"
     there = next(folder for folder in (path, *path.parents) if folder.is_dir())
     try:
