@@ -7,7 +7,9 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "base/checksum.h"
@@ -115,6 +117,109 @@ DiskStore::Owner open(const std::string& path, const DiskOptions& options) {
   if (!store) std::cerr << error << "\n";
   CHECK(store != nullptr);
   return store;
+}
+
+// The files of pages, and nothing else, fail: as often as they are told to.
+class FailingPages : public FaultyFiles {
+ public:
+  std::atomic<int> n_failing_opens{0};
+  std::atomic<int> n_failing_reads{0};
+  std::atomic<int> n_failing_lists{0};
+
+  int open(const std::string& path, int flags) override {
+    if (!holds_pages(path)) return FaultyFiles::open(path, flags);
+    if (take(&n_failing_opens)) return -EMFILE;
+    const int fd = FaultyFiles::open(path, flags);
+    const std::lock_guard lock(mutex_);
+    if (fd >= 0) of_pages_.insert(fd);
+    return fd;
+  }
+  int64_t read(int fd, void* to, size_t nbytes, uint64_t offset) override {
+    bool is_of_pages;
+    {
+      const std::lock_guard lock(mutex_);
+      is_of_pages = of_pages_.contains(fd);
+    }
+    if (is_of_pages && take(&n_failing_reads)) return -EIO;
+    return FaultyFiles::read(fd, to, nbytes, offset);
+  }
+  int list(const std::string& path, std::vector<std::string>* names) override {
+    if (path.find("/pages/") != std::string::npos && take(&n_failing_lists)) return -EMFILE;
+    return FaultyFiles::list(path, names);
+  }
+
+ private:
+  static bool holds_pages(const std::string& path) {
+    return path.ends_with(".seg") || path.find("/meta/") != std::string::npos;
+  }
+  static bool take(std::atomic<int>* n) {
+    int left = n->load();
+    while (left > 0 && !n->compare_exchange_weak(left, left - 1)) {
+    }
+    return left > 0;
+  }
+  std::mutex mutex_;
+  std::set<int> of_pages_;
+};
+
+constexpr uint64_t kFilled = 800;  // pages, which lie in several segments
+
+// Returns how many of them it has room for.
+size_t fill(const std::string& path, LayoutKind layout) {
+  std::atomic<uint64_t> n_released{0};
+  uint64_t n_accepted = 0;
+  const auto store = open(path, small_options(layout));
+  while (!store->is_recovered()) std::this_thread::yield();
+  for (uint64_t first = 0; first < kFilled; first += kBatch) {
+    Batch batch(first);
+    batch.write(*store, &n_released, &n_accepted);
+    CHECK(store->flush(Deadline::after(60)));
+  }
+  const size_t n = store->n_pages();
+  CHECK(store->close(Deadline::after(60)));
+  return n;
+}
+
+size_t n_found(const std::string& path, LayoutKind layout, p2pkv::disk::Files* files) {
+  DiskOptions options = small_options(layout);
+  options.files = files;
+  const auto store = open(path, options);
+  while (!store->is_recovered()) std::this_thread::yield();
+  const size_t n = store->n_pages();
+  CHECK(store->close(Deadline::after(60)));
+  return n;
+}
+
+TEST(disk_a_start_that_may_not_open_its_files_deletes_none) {
+  for (const LayoutKind layout : {LayoutKind::kBucket, LayoutKind::kOffset}) {
+    const TemporaryFolder folder;
+    const size_t n_filled = fill(folder.path(), layout);
+    FailingPages files;
+    DiskOptions options = small_options(layout);
+    options.files = &files;
+    files.n_failing_opens = 1;
+    std::string error;
+    CHECK(DiskStore::open(folder.path(), {"n1", "ns"}, options, &error) == nullptr);
+    CHECK(error.starts_with("cannot "));  // so that it is tried again
+    CHECK_EQ(n_found(folder.path(), layout, &files), n_filled);
+  }
+}
+
+TEST(disk_pages_that_can_not_be_read_at_the_start_are_found_by_a_later_one) {
+  for (const LayoutKind layout : kLayouts) {
+    for (const int n : {1, 2, 5}) {
+      const TemporaryFolder folder;
+      const size_t n_filled = fill(folder.path(), layout);
+      FailingPages files;
+      files.n_failing_reads = n;
+      files.n_failing_lists = n;
+      const size_t n_pages = n_found(folder.path(), layout, &files);
+      // the other two look again until they have seen all
+      CHECK(layout == LayoutKind::kBucket ? n_pages <= n_filled : n_pages == n_filled);
+      files.n_failing_reads = 0;
+      CHECK_EQ(n_found(folder.path(), layout, &files), n_filled);
+    }
+  }
 }
 
 TEST(disk_pages_come_back_before_and_after_a_restart) {

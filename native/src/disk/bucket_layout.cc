@@ -28,7 +28,7 @@ class BucketLayout : public Layout {
   }
 
   std::string open() override;
-  void recover() override;
+  int recover() override;
   uint64_t alignment() const override { return kRecordAlign; }
   uint64_t largest_page() const override {
     return bucket_nbytes_ - kBlock - index_nbytes(1) - sizeof(RecordHeader) - kBlock;
@@ -93,14 +93,22 @@ std::string BucketLayout::open() {
   found_.clear();
   for (const std::string& name : names) {
     uint64_t id = 0;
-    const bool is_ours = std::sscanf(name.c_str(), "%16" SCNx64 ".seg", &id) == 1 && id > 0;
-    UniqueFd fd(is_ours && path_of(id) == folder_ + "/" + name ? open_data(path_of(id), O_RDWR) : -1);
-    const int64_t nbytes = disk_.files.nbytes(folder_ + "/" + name, false);
-    const int64_t occupied = disk_.files.nbytes(folder_ + "/" + name, true);
+    const std::string path = folder_ + "/" + name;
+    const bool is_ours =
+        std::sscanf(name.c_str(), "%16" SCNx64 ".seg", &id) == 1 && id > 0 && path_of(id) == path;
+    UniqueFd fd(is_ours ? open_data(path, O_RDWR) : -ELOOP);
+    // A start that is short of descriptors, or may not read a file, says nothing about what is in it.
+    if (fd.get() < 0 && fd.get() != -ELOOP) return "cannot open " + path + ": " + std::strerror(-fd.get());
+    const int64_t nbytes = fd ? disk_.files.nbytes(path, false) : 0;
+    const int64_t occupied = fd ? disk_.files.nbytes(path, true) : 0;
+    if (nbytes < 0 || occupied < 0)
+      return "cannot examine " + path + ": " + std::strerror(static_cast<int>(-std::min(nbytes, occupied)));
     // its last record, if it had as many as can be
     const bool is_void = disk_.recalls.is_void(Key{}, ((id + 1) << kPositionBits) - 1);
-    if (!fd || nbytes < static_cast<int64_t>(kBlock) || is_void) {
-      disk_.files.remove(folder_ + "/" + name);
+    const bool is_segment = fd && nbytes >= static_cast<int64_t>(kBlock);
+    if (is_segment) next_id_ = std::max(next_id_, id + 1);
+    if (!is_segment || is_void) {
+      disk_.files.remove(path);
       ++disk_.counters.removed_orphans;
       continue;
     }
@@ -111,13 +119,12 @@ std::string BucketLayout::open() {
     unit->fd = std::move(fd);
     disk_.catalog.add_unit(std::move(unit));
     found_.push_back(id);
-    next_id_ = std::max(next_id_, id + 1);
   }
   // the capacity may have shrunk since
   return make_room(0) < 0 ? "cannot make room in " + folder_ : "";
 }
 
-void BucketLayout::recover() {
+int BucketLayout::recover() {
   // the youngest first: most likely to be asked for, and the last to be evicted
   for (size_t i = found_.size(); i-- > 0 && !disk_.is_stopping;) {
     Unit* unit = disk_.catalog.hold_unit(found_[i]);
@@ -126,12 +133,18 @@ void BucketLayout::recover() {
     disk_.catalog.release(unit);
   }
   found_.clear();
+  return 0;
 }
 
 void BucketLayout::recover_segment(Unit* unit) {
   const int64_t nbytes = disk_.files.nbytes(path_of(unit->id), false);
-  if (nbytes < 0) return disk_.catalog.retire(unit);
+  if (nbytes == -ENOENT) return disk_.catalog.retire(unit);
+  if (nbytes < 0) {
+    ++disk_.counters.read_errors;
+    return;
+  }
   std::vector<IndexEntry> entries;
+  bool is_read = true;
   if (!load_index(disk_.files, unit->fd.get(), static_cast<uint64_t>(nbytes), disk_.stamp, &entries)) {
     entries.clear();
     uint64_t end = 0;
@@ -139,7 +152,10 @@ void BucketLayout::recover_segment(Unit* unit) {
         disk_.files, unit->fd.get(), static_cast<uint64_t>(nbytes), disk_.stamp,
         [this] { return disk_.is_stopping.load(); }, &entries, &end);
     if (disk_.is_stopping) return;
-    if (scanned < 0) ++disk_.counters.read_errors;
+    if (scanned < 0) {
+      is_read = false;
+      ++disk_.counters.read_errors;
+    }
     if (scanned == 0 && !entries.empty()) {
       // a failure leaves it to be scanned again at the next start
       const int64_t sealed =
@@ -154,7 +170,8 @@ void BucketLayout::recover_segment(Unit* unit) {
     pages.push_back({entry.key, {unit, entry.offset, entry.checksum, entry.length, entry.stored}});
   const size_t n = disk_.catalog.add(pages.data(), pages.size(), Source::kRecovered);
   disk_.counters.recovered_pages += n;
-  if (n == 0) {
+  // What could not be read now may be at the next start.
+  if (n == 0 && is_read) {
     disk_.catalog.retire(unit);
     ++disk_.counters.removed_orphans;
   }

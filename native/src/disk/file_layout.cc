@@ -44,7 +44,7 @@ class FileLayout : public Layout {
   explicit FileLayout(Backing backing) : Layout(std::move(backing)), folder_(disk_.path + "/pages") {}
 
   std::string open() override;
-  void recover() override;
+  int recover() override;
   bool recovers_first() const override { return true; }
   uint64_t alignment() const override { return kBlock; }
   uint64_t largest_page() const override {
@@ -85,7 +85,7 @@ class FileLayout : public Layout {
     return folder_of(name.key) + sequence + hex_of(name.key) + numbers;
   }
   bool parse(const std::string& folder, const std::string& file, PageName* name) const;
-  void list_folder(const std::string& folder, std::vector<PageName>* names);
+  int list_folder(const std::string& folder, std::vector<PageName>* names);
   int store(const Chunk& chunk, const Chunk::Record& record);
   CatalogEntry add_unit(const PageName& name);
 
@@ -131,9 +131,9 @@ bool FileLayout::parse(const std::string& folder, const std::string& file, PageN
   return path_of(*name) == folder + "/" + file;
 }
 
-void FileLayout::list_folder(const std::string& folder, std::vector<PageName>* names) {
+int FileLayout::list_folder(const std::string& folder, std::vector<PageName>* names) {
   std::vector<std::string> files;
-  disk_.files.list(folder, &files);
+  if (const int listed = disk_.files.list(folder, &files); listed < 0) return listed;
   for (const std::string& file : files) {
     PageName name{};
     if (parse(folder, file, &name)) {
@@ -143,12 +143,16 @@ void FileLayout::list_folder(const std::string& folder, std::vector<PageName>* n
       ++disk_.counters.removed_orphans;
     }
   }
+  return 0;
 }
 
-void FileLayout::recover() {
+int FileLayout::recover() {
   std::vector<PageName> names;
-  for (unsigned i = 0; i < 256 && !disk_.is_stopping; ++i)
-    list_folder(folder_ + "/" + kHexDigits[i >> 4] + "/" + kHexDigits[i & 15], &names);
+  for (unsigned i = 0; i < 256 && !disk_.is_stopping; ++i) {
+    // what is not seen would take room that nobody counts
+    const int listed = list_folder(folder_ + "/" + kHexDigits[i >> 4] + "/" + kHexDigits[i & 15], &names);
+    if (listed < 0) return listed;
+  }
   std::sort(names.begin(), names.end(),
             [](const PageName& a, const PageName& b) { return a.sequence < b.sequence; });
   std::vector<CatalogEntry> batch;
@@ -160,6 +164,7 @@ void FileLayout::recover() {
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
     batch.clear();
   }
+  return 0;
 }
 
 CatalogEntry FileLayout::add_unit(const PageName& name) {

@@ -46,7 +46,7 @@ class OffsetLayout : public Layout {
   }
 
   std::string open() override;
-  void recover() override;
+  int recover() override;
   bool recovers_first() const override { return true; }
   uint64_t alignment() const override { return kBlock; }
   uint64_t largest_page() const override { return data_nbytes_ / 4 - sizeof(RecordHeader); }
@@ -78,7 +78,7 @@ class OffsetLayout : public Layout {
     return disk_.files.write(slot_files_[id >> 32].fd.get(), &slot, sizeof slot,
                              (id & 0xffffffff) * sizeof(MetaSlot));
   }
-  void load_slots(size_t file, std::vector<Found>* found);
+  int load_slots(size_t file, std::vector<Found>* found);
   CatalogEntry add_unit(const Chunk::Record& record, uint64_t offset, uint64_t slot);
   int place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry);
   void give_up(Chunk& chunk);
@@ -130,14 +130,15 @@ void OffsetLayout::abandon() {
   }
 }
 
-void OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
+int OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
   std::vector<MetaSlot> window(kSlotWindow / sizeof(MetaSlot));
+  slot_files_[file].free.clear();
   for (uint64_t first = 0; first < slots_per_file_ && !disk_.is_stopping; first += window.size()) {
     const int64_t n =
         disk_.files.read(slot_files_[file].fd.get(), window.data(), kSlotWindow, first * sizeof(MetaSlot));
+    if (n < 0) return static_cast<int>(n);  // the slots that are there would lead to bytes of others
     const uint64_t n_slots =
-        n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_file_ - first);
-    if (n < 0) ++disk_.counters.read_errors;
+        std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_file_ - first);
     for (uint64_t i = 0; i < n_slots; ++i) {
       const MetaSlot& slot = window[i];
       const bool is_ours = slot.magic == kSlotMagic && is_signed(slot, kSlotMagic) &&
@@ -149,11 +150,14 @@ void OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
       }
     }
   }
+  return 0;
 }
 
-void OffsetLayout::recover() {
+int OffsetLayout::recover() {
   std::vector<Found> found;
-  for (size_t file = 0; file < kSlotFiles; ++file) load_slots(file, &found);
+  for (size_t file = 0; file < kSlotFiles; ++file) {
+    if (const int loaded = load_slots(file, &found); loaded < 0) return loaded;
+  }
   // the youngest first: where two claim the same bytes the older one's are gone
   std::sort(found.begin(), found.end(),
             [](const Found& a, const Found& b) { return a.slot.sequence > b.slot.sequence; });
@@ -180,6 +184,7 @@ void OffsetLayout::recover() {
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
     batch.clear();
   }
+  return 0;
 }
 
 CatalogEntry OffsetLayout::add_unit(const Chunk::Record& record, uint64_t offset, uint64_t slot) {

@@ -120,7 +120,12 @@ bool DiskStore::start_threads() {
 }
 
 void DiskStore::recover() {
-  layout_->recover();
+  while (layout_->recover() < 0) {
+    ++counters_.read_errors;
+    std::unique_lock lock(mutex_);
+    const Deadline next = Deadline::after(options_.retry_seconds);
+    if (wait_until(wanted_, lock, next, [this] { return is_stopping_.load(); })) return;
+  }
   // under the lock, or the writer might miss it between its look and its wait
   const std::lock_guard lock(mutex_);
   // One that was cut short has not met all records, and knows no order above theirs.

@@ -374,8 +374,7 @@ int DiskStore::restore_folder() {
   if (const int restored = folder_->restore(); restored < 0) return restored;
   if (const int written = recalls_.restore(); written < 0) return written;
   if (!layout_->open().empty()) return -EIO;
-  layout_->recover();
-  return 0;
+  return layout_->recover();
 }
 
 }  // namespace p2pkv::disk
