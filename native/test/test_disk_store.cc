@@ -222,6 +222,28 @@ TEST(disk_pages_that_can_not_be_read_at_the_start_are_found_by_a_later_one) {
   }
 }
 
+TEST(disk_what_is_taken_back_without_the_lock_is_gone_in_the_next_run) {
+  for (const LayoutKind layout : kLayouts) {
+    for (const bool all : {false, true}) {
+      const TemporaryFolder folder;
+      fill(folder.path(), layout);
+      DiskOptions options = small_options(layout);
+      options.retry_seconds = 60;  // so that it is closed before it looks
+      auto store = open(folder.path(), options);
+      while (!store->is_recovered()) std::this_thread::yield();
+      std::filesystem::remove(folder.path() + "/lock");
+      const Batch taken(16);
+      if (all) store->clear();
+      store->forget(taken.keys.data(), taken.keys.size());
+      CHECK(store->close(Deadline::after(60)));
+      store = open(folder.path(), options);
+      while (!store->is_recovered()) std::this_thread::yield();
+      CHECK_EQ(Batch(16).read(*store, 10), 0u);
+      CHECK(store->close(Deadline::after(60)));
+    }
+  }
+}
+
 TEST(disk_pages_come_back_before_and_after_a_restart) {
   for (const LayoutKind layout : kLayouts) {
     for (const bool allow_uring : {true, false}) {

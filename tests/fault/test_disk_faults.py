@@ -184,6 +184,107 @@ def test_a_folder_deleted_underneath_is_made_again(
     assert store.close()
 
 
+SECOND = """
+import sys
+from disk_pages import open_store, write
+from p2pkv.errors import ConfigError
+try:
+    store = open_store(sys.argv[1], layout=sys.argv[2])
+except ConfigError as error:
+    print(error)
+else:
+    write(store, range(200, 210))
+    print("opened", flush=True)
+    sys.stdin.read()
+    assert store.close()
+"""
+
+
+def second(folder: Path, layout: str) -> subprocess.Popen[str]:
+    """Have another process open the same store; its first line says what became of that. It closes after its input."""
+    here = str(Path(__file__).parents[1] / "support")
+    return subprocess.Popen(
+        [sys.executable, "-c", SECOND, str(folder), layout],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((here, os.environ.get("PYTHONPATH", "")))},
+    )
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@layouts
+@pytest.mark.parametrize("what", ["folder", "lock"])
+def test_what_was_deleted_underneath_is_locked_again(tmp_path: Path, layout: str, what: str) -> None:
+    home = tmp_path / "home"
+    store = open_store(home, layout=layout)
+    write(store, range(50))
+    if what == "folder":
+        delete(home)
+    else:
+        (home / "lock").unlink()
+    eventually(lambda: store.stats()["suspensions"] == 1, 10)
+    eventually(lambda: store.check_health() == "", 10)
+    with second(home, layout) as process:
+        assert "is in use by process" in answer(process)
+        process.communicate()
+    with pytest.raises(ConfigError, match="in use by this process"):
+        open_store(home, layout=layout)
+    # others may have had it in between, and nobody knows what they took back
+    assert hits(store, range(50)) == []
+    assert store.close()
+
+
+@layouts
+@pytest.mark.parametrize("what", ["folder", "lock"])
+def test_a_folder_that_somebody_else_has_by_now_is_left_to_him(
+    tmp_path: Path, layout: str, what: str
+) -> None:
+    home = tmp_path / "home"
+    store = open_store(home, layout=layout, retry_seconds=2.0)  # long enough for the other one to be first
+    write(store, range(50))
+    if what == "folder":
+        delete(home)
+    else:
+        (home / "lock").unlink()
+    process = second(home, layout)
+    assert answer(process) == "opened\n"
+    eventually(lambda: store.stats()["suspensions"] == 1, 20)
+    eventually(lambda: "in use by process" in store.check_health(), 20)
+    assert not store.write(
+        keys_of([1]), spans_of(pages_of([1])), np.zeros(1, np.uint64), np.zeros(1, np.uint64)
+    ).any()
+    assert store.close()
+    process.communicate("")
+    assert process.returncode == 0
+    other = open_store(home, layout=layout)
+    wait_recovered(other)
+    assert hits(other, range(200, 210)) == list(range(200, 210))
+    assert other.close()
+
+
+@layouts
+def test_a_folder_that_is_another_nodes_by_now_is_left_alone(tmp_path: Path, layout: str) -> None:
+    home = tmp_path / "home"
+    store = open_store(home, layout=layout, retry_seconds=1.0)
+    write(store, range(50))
+    delete(home)
+    other = open_store(home, layout=layout, node_id="n2")
+    write(other, range(60))
+    assert other.close()
+    eventually(lambda: "is the store of somebody else by now" in store.check_health(), 20)
+    other = open_store(home, layout=layout, node_id="n2")  # nor is it locked
+    wait_recovered(other)
+    assert hits(other, range(60)) == list(range(60))
+    assert store.close()
+    assert hits(other, range(60)) == list(range(60))
+    assert other.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 12 MiB."""

@@ -135,11 +135,17 @@ bool Folder::make(std::string* error) {
 }
 
 Folder::~Folder() {
-  if (!is_listed_) return;
   const std::lock_guard guard(open_mutex);
+  unlock();
+}
+
+// With `open_mutex`.
+void Folder::unlock() {
+  if (!is_listed_) return;
   // first: closing it after another store of this process locked the file would drop that one's lock
   lock_.reset();
   open_stores.erase({device_, inode_});
+  is_listed_ = false;
 }
 
 bool Folder::lock(std::string* error) {
@@ -147,31 +153,40 @@ bool Folder::lock(std::string* error) {
   const std::string path = path_ + "/lock";
   struct stat status;
   // before opening it: closing a second descriptor would drop this process's lock
-  if (stat(path.c_str(), &status) == 0 && open_stores.contains({status.st_dev, status.st_ino})) {
+  if (lstat(path.c_str(), &status) == 0 && open_stores.contains({status.st_dev, status.st_ino})) {
+    if (is_listed_ && status.st_dev == device_ && status.st_ino == inode_) return true;
     *error = path_ + " is in use by this process already";
     return false;
   }
-  lock_ = UniqueFd(files_.open(path, O_RDWR | O_CREAT));
-  if (lock_.get() < 0) {
-    *error = "cannot open " + path + ": " + std::strerror(-lock_.get());
+  UniqueFd fd(files_.open(path, O_RDWR | O_CREAT));
+  if (fd.get() < 0) {
+    *error = "cannot open " + path + ": " + std::strerror(-fd.get());
     return false;
   }
   struct flock whole{};
   whole.l_type = F_WRLCK;
   whole.l_whence = SEEK_SET;
-  if (fcntl(lock_.get(), F_SETLK, &whole) < 0) {
+  if (fcntl(fd.get(), F_SETLK, &whole) < 0) {
     const int reason = errno;
     *error = "cannot lock " + path + ": " + std::strerror(reason);
-    if ((reason == EAGAIN || reason == EACCES) && fcntl(lock_.get(), F_GETLK, &whole) == 0) {
+    if ((reason == EAGAIN || reason == EACCES) && fcntl(fd.get(), F_GETLK, &whole) == 0) {
       *error =
           path_ + " is in use by process " + std::to_string(whole.l_pid) + "; give each node its own folder";
     }
     return false;
   }
-  if (fstat(lock_.get(), &status) < 0) {
+  struct stat there;
+  if (fstat(fd.get(), &status) < 0 || lstat(path.c_str(), &there) < 0) {
     *error = "cannot examine " + path + ": " + std::strerror(errno);
     return false;
   }
+  if (there.st_dev != status.st_dev || there.st_ino != status.st_ino) {
+    // whoever made the one that is there now has locked that
+    *error = "cannot lock " + path + ": it was replaced meanwhile";
+    return false;
+  }
+  unlock();
+  lock_ = std::move(fd);
   device_ = status.st_dev;
   inode_ = status.st_ino;
   is_listed_ = open_stores.insert({device_, inode_}).second;
@@ -199,8 +214,8 @@ bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::stri
     if (refuse_strangers(error) < 0) return false;
     stamp_.store = identity.store != 0 ? identity.store : random_store();
     identity_text_ = identity_text(identity, layout, stamp_.store);
-    if (const int restored = restore(); restored < 0) {
-      *error = "cannot make a store in " + path_ + ": " + std::strerror(-restored);
+    if (const int written = replace_file(files_, path_ + "/store", identity_text_); written < 0) {
+      *error = "cannot make a store in " + path_ + ": " + std::strerror(-written);
       return false;
     }
   } else if (loaded < 0) {
@@ -239,12 +254,37 @@ bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::stri
 }
 
 bool Folder::is_intact() const {
-  return files_.nbytes(path_ + "/store", false) == static_cast<int64_t>(identity_text_.size());
+  // any other error says nothing about whether it is there
+  const auto is_gone = [](int error) { return error == ENOENT || error == ENOTDIR || error == ESTALE; };
+  struct stat status;
+  const bool is_found = lstat((path_ + "/lock").c_str(), &status) == 0;
+  const bool has_lock = is_found ? status.st_dev == device_ && status.st_ino == inode_ : !is_gone(errno);
+  const int64_t nbytes = files_.nbytes(path_ + "/store", false);
+  const bool has_name = nbytes < 0 ? !is_gone(static_cast<int>(-nbytes))
+                                   : nbytes == static_cast<int64_t>(identity_text_.size());
+  return is_listed_ && has_lock && has_name;
 }
 
-int Folder::restore() {
-  if (const int made = files_.make_folder(path_); made < 0) return made;
-  return replace_file(files_, path_ + "/store", identity_text_);
+// All but the store's number and the check, which follow one another.
+bool Folder::is_of_this_node(const std::string& identity) const {
+  const auto owner_of = [](const std::string& text) { return text.substr(0, text.find("\nstore=")); };
+  return owner_of(identity) == owner_of(identity_text_);
+}
+
+int Folder::restore(std::string* error) {
+  if (!make(error) || !lock(error)) return -EBUSY;
+  std::string text;
+  const int loaded = load_file(files_, path_ + "/store", kMaxIdentity, &text);
+  if (loaded == 0 && text == identity_text_) return 0;
+  if (loaded == 0 && is_whole(text) && !is_of_this_node(text)) {
+    *error = path_ + " is the store of somebody else by now";
+    const std::lock_guard guard(open_mutex);
+    unlock();
+    return -EEXIST;
+  }
+  const int written = replace_file(files_, path_ + "/store", identity_text_);
+  if (written < 0) *error = "cannot make a store in " + path_ + ": " + std::strerror(-written);
+  return written;
 }
 
 }  // namespace p2pkv::disk

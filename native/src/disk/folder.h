@@ -21,16 +21,20 @@ class Folder {
 
   const std::string& path() const { return path_; }
   const Stamp& stamp() const { return stamp_; }
-  // Whether it is still there. Deleted folders are made again by `restore`: 0 or -errno.
+  // Whether it is still there, with the lock that this process holds. What was deleted is made again by
+  // `restore`, and locked anew: 0 or -errno, with the reason in `error`. It fails if somebody else has the
+  // folder by then. What else lies there is then not to be believed: others may have had it meanwhile.
   bool is_intact() const;
-  int restore();
+  int restore(std::string* error);
 
  private:
   Folder(std::string path, Files& files) : path_(std::move(path)), files_(files) {}
   bool make(std::string* error);
   bool lock(std::string* error);
+  void unlock();
   bool identify(const DiskIdentity& identity, LayoutKind layout, std::string* error);
   int refuse_strangers(std::string* error);
+  bool is_of_this_node(const std::string& identity) const;
 
   const std::string path_;
   Files& files_;

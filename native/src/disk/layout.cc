@@ -15,6 +15,7 @@ constexpr double kReaderPatience = 1;
 }  // namespace
 
 void Layout::delete_due(const Deadline& deadline) {
+  if (disk_.is_lost) return;
   for (Unit* unit : disk_.catalog.take_deletable(deadline)) {
     remove(*unit);
     disk_.catalog.forget(unit);

@@ -44,6 +44,8 @@ struct Backing {
   bool is_direct;     // O_DIRECT works here
   uint64_t overhead;  // of the capacity, see below
   const std::atomic<bool>& is_stopping;
+  // The folder may be somebody else's by now: nothing in it is deleted until it is known that it is not.
+  const std::atomic<bool>& is_lost;
 };
 
 // Bytes of the capacity kept for the store's file, the lock, the probe, what was taken back and the folders.

@@ -123,6 +123,7 @@ std::string OffsetLayout::open() {
 
 // Zeros for all slots at once; this takes no room, so that a full disk can do it.
 void OffsetLayout::abandon() {
+  if (disk_.is_lost) return;
   for (const SlotFile& file : slot_files_) {
     if (disk_.files.truncate(file.fd.get(), 0) < 0 ||
         disk_.files.allocate(file.fd.get(), slots_per_file_ * sizeof(MetaSlot)) < 0)

@@ -51,8 +51,8 @@ std::string DiskStore::start(const std::string& path, const DiskIdentity& identi
   if (!io_) return "the system has no thread to give";
   io_name_ = io_->name();
   if (error = open_recalls(); !error.empty()) return error;
-  Backing backing{*options_.files,  *io_,       catalog_,  recalls_,    counters_, options_, folder_->path(),
-                  folder_->stamp(), is_direct_, overhead_, is_stopping_};
+  Backing backing{*options_.files,  *io_,       catalog_,  recalls_,     counters_, options_, folder_->path(),
+                  folder_->stamp(), is_direct_, overhead_, is_stopping_, is_lost_};
   switch (options_.layout) {
     case LayoutKind::kFile:
       layout_ = file_layout(std::move(backing));

@@ -190,7 +190,9 @@ class DiskStore {
   void try_to_resume();
   void look_after_folder();
   int probe();
+  bool is_folder_intact();
   int restore_folder();
+  void let_go_of_folder();
 
   // store_recalls.cc; all but the first on the writer's thread
   void wake_writer();
@@ -220,6 +222,7 @@ class DiskStore {
   bool is_direct_ = false;
   std::atomic<bool> is_stopping_{false};
   std::atomic<bool> is_recovered_{false};
+  std::atomic<bool> is_lost_{false};         // see Backing
   std::atomic<uint32_t> n_failed_reads_{0};  // in a row
 
   mutable std::mutex mutex_;          // guards all below but the last part
@@ -242,8 +245,9 @@ class DiskStore {
   std::unique_ptr<PageEncoder> encoder_;  // null: pages are written as they are
   std::vector<uint8_t> copy_;             // of a page, from which it is encoded
   std::deque<std::shared_ptr<Chunk>> under_way_;
-  uint64_t n_recorded_ = 0;  // `Recalls::n_kept` when the last attempt to write it began
-  uint64_t dropped_at_ = 0;  // `Recalls::cleared` when all was dropped last
+  uint64_t n_recorded_ = 0;    // `Recalls::n_kept` when the last attempt to write it began
+  uint64_t dropped_at_ = 0;    // `Recalls::cleared` when all was dropped last
+  bool must_restore_ = false;  // files were deleted, and not all is made again
   double backoff_ = 0;
   Deadline next_probe_ = Deadline::after(0);
   Deadline next_look_ = Deadline::after(0);

@@ -55,6 +55,8 @@ void DiskStore::record_recalls() {
 }
 
 int DiskStore::write_recalls() {
+  // the file is somebody else's if he has the folder by now
+  if (recalls_.is_pending() && !is_folder_intact()) return -ENOENT;
   const bool is_known = may_place();
   if (recalls_.is_pending()) finish_all();
   const bool is_clear = recalls_.cleared() != dropped_at_;

@@ -83,10 +83,22 @@ void DiskStore::write_all() {
   }
   finish_all();
   discard(batch);
+  if (!is_folder_intact()) return let_go_of_folder();
   record_recalls();
   if (recalls_.is_pending()) leave_nothing_recalled();
   if (may_place()) layout_->delete_due(Deadline::after(0));
   if (const int sealed = layout_->seal(); sealed < 0) ++counters_.write_errors;
+}
+
+// The last act where files were deleted and not made again. Whoever has the folder by now keeps what is
+// there; if nobody has, no page may be left of which this process could not write that it was taken back.
+void DiskStore::let_go_of_folder() {
+  std::string error;
+  const bool is_there = options_.files->nbytes(folder_->path() + "/store", false) >= 0;
+  if (!is_there || folder_->restore(&error) < 0) return;
+  is_lost_ = false;
+  leave_nothing_recalled();
+  if (may_place()) layout_->delete_due(Deadline::after(0));
 }
 
 bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
@@ -331,7 +343,7 @@ void DiskStore::try_to_resume() {
 }
 
 int DiskStore::probe() {
-  if (!folder_->is_intact()) {
+  if (!is_folder_intact()) {
     if (const int restored = restore_folder(); restored < 0) return restored;
   }
   Files& files = *options_.files;
@@ -352,9 +364,14 @@ int DiskStore::probe() {
 void DiskStore::look_after_folder() {
   if (!next_look_.passed()) return;
   next_look_ = Deadline::after(kLookEvery * options_.retry_seconds);
-  if (health().is_suspended || folder_->is_intact()) return;
+  if (health().is_suspended || is_folder_intact()) return;
   finish_all();
   suspend("files were deleted", -ENOENT);
+}
+
+bool DiskStore::is_folder_intact() {
+  if (!must_restore_ && !folder_->is_intact()) must_restore_ = is_lost_ = true;
+  return !must_restore_;
 }
 
 int DiskStore::restore_folder() {
@@ -368,13 +385,25 @@ int DiskStore::restore_folder() {
       return -EBUSY;
   }
   if (!io_->drain(Deadline::after(kClosePatience))) return -EBUSY;
+  // Before anything is deleted: files of the same names are somebody else's if he has the folder by now.
+  std::string error;
+  if (const int restored = folder_->restore(&error); restored < 0) {
+    const std::lock_guard lock(mutex_);
+    health_.reason = error;
+    return restored;
+  }
+  is_lost_ = false;
   catalog_.retire_all();
   layout_->delete_due(Deadline::after(0));
   layout_->reset();
-  if (const int restored = folder_->restore(); restored < 0) return restored;
+  // Who had the folder in between may have left pages there, and said in a file that is replaced here which
+  // of them were taken back.
+  recalls_.recall_all();
   if (const int written = recalls_.restore(); written < 0) return written;
   if (!layout_->open().empty()) return -EIO;
-  return layout_->recover();
+  if (const int recovered = layout_->recover(); recovered < 0) return recovered;
+  must_restore_ = false;
+  return 0;
 }
 
 }  // namespace p2pkv::disk
