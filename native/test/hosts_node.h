@@ -45,7 +45,7 @@ struct HostsNode {
     CHECK(listen(listener.get(), 8) == 0);
     std::string error;
     host = Host::start(std::move(listener), {*pool, guests, shard, sequences, nullptr}, *epochs,
-                       {7, "127.0.0.1:1"}, limits, &error);
+                       {7, "127.0.0.1:1", "blue"}, limits, &error);
     CHECK(host != nullptr);
   }
   ~HostsNode() {

@@ -43,17 +43,20 @@ class Following(Resource):
         on_confirmed: Callable[[], None],
         take_routers: Callable[[bytes], None],
         unsettled: Unsettled,
+        *,
+        cluster: str,
     ) -> None:
         """``on_change`` is called with the view before and the new one, ``on_confirmed`` after each look.
 
         ``take_routers`` is shown what the host's node knows of routers, and ``unsettled`` that it has the same view,
-        and each look.
+        and each look. ``cluster`` is the name of the node's; views of others are dropped, whoever has its address now.
         """
         self._client = client
         self._on_change = on_change
         self._on_confirmed = on_confirmed
         self._take_routers = take_routers
         self._unsettled = unsettled
+        self._cluster = cluster
         self._log = LimitedLog(_log)
         self._random = Random()  # noqa: S311 - whom to ask, nothing secret
         self._address = ""
@@ -119,8 +122,9 @@ class Following(Resource):
             others = [member.address for member in self.view.present() if member.address != self._address]
             if others:
                 self._take_from(self._random.choice(others), _ANSWER_S)
-        elif not is_known or time.monotonic() - self._asked_whole > _WHOLE_S:
-            self._take_from(self._address, _ANSWER_S)
+        elif is_known and time.monotonic() - self._asked_whole <= _WHOLE_S:
+            return
+        elif self._take_from(self._address, _ANSWER_S):
             self._ask_routers()
 
     def _ask_routers(self) -> None:
@@ -149,12 +153,23 @@ class Following(Resource):
         if reply is None or not reply.ok:
             return False
         try:
-            members = decode(reply.body).members
+            report = decode(reply.body)
         except ControlError as error:
             self._log.warning(address, "%s told a view that can't be used: %s", address, error)
             return False
+        members = report.members
         if not members:
             return False  # a node that has just begun knows nobody, itself included
+        if report.cluster != self._cluster:  # its pages may have the same keys and be other bytes
+            self._log.warning(
+                address,
+                "node %s at %s is of cluster %r, this engine of cluster %r; the two stay apart",
+                report.sender,
+                address,
+                report.cluster,
+                self._cluster,
+            )
+            return False
         with self._lock:
             self._asked_whole = time.monotonic()
             self._take(View(_newer(member, self.view.get(member.node_id)) for member in members))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from p2pkv import _native
-from p2pkv.errors import ControlError
+from p2pkv.errors import ConfigError, ControlError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.transports.base import Resource
 
@@ -48,13 +48,17 @@ class OwnHost(Resource):
         mark: int,
         on_attached: Callable[[_native.Attachment, int], None],
         on_lost: Callable[[int], None],
+        *,
+        cluster: str | None = None,
     ) -> None:
         """Attach; ``on_attached`` is called by the thread whenever that was done anew, with the node's boot epoch.
 
         ``mark`` is what the node knows this engine by, life after life: its pages are then charged to the same share.
         ``on_lost`` is called by it when the node has gone, with the boot epoch of the life that has ended.
+        ``cluster`` is what the node's cluster has to be called; None: whatever it is called, from now on.
 
-        Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in.
+        Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in, and
+        :class:`~p2pkv.errors.ConfigError` if the node that does is of another cluster.
         """
         self.path = path
         self._mark = mark
@@ -76,6 +80,14 @@ class OwnHost(Resource):
             self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S, mark=mark)
         except RuntimeError as error:
             raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
+        self.cluster: str = self._attachment.cluster
+        """The name of the cluster whose pages this engine has, life after life of its node."""
+        if cluster is not None and cluster != self.cluster:
+            self._attachment.close()
+            raise ConfigError(
+                f"cluster is {cluster!r}, and the node at 'unix:{path}' is of cluster {self.cluster!r}: attach to a "
+                f"node of {cluster!r}, or leave cluster out, since an engine goes by its node's"
+            )
         self.pool.set(self._attachment.take_pool())
 
     @property
@@ -162,6 +174,12 @@ class OwnHost(Resource):
     def _attach_again(self) -> None:
         self._let_go_of_pool()
         attachment = _native.Attachment.open(self.path, _ANSWER_S, self.pool.get(), self._mark)
+        if attachment.cluster != self.cluster:  # its pages may have the same keys and be other bytes
+            attachment.close()
+            raise RuntimeError(
+                f"the node there is of cluster {attachment.cluster!r} now, and this engine's was {self.cluster!r}; "
+                "give that node a path of its own, or start this engine again"
+            )
         pool = attachment.take_pool()
         self._on_attached(attachment, pool.boot)  # who it is must be known before anything is stored there
         self.pool.set(pool)

@@ -31,7 +31,7 @@ from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.routers import KnownRouters
-from p2pkv.directory.view import Member, View, node_key
+from p2pkv.directory.view import DEFAULT_CLUSTER, Member, View, node_key
 from p2pkv.kv_events.messages import MEMORY
 from p2pkv.lifetime import weakly
 from p2pkv.memory import copies
@@ -63,7 +63,8 @@ class AttachedParts:
     def __init__(self, config: Config, extra_transports: Sequence[Transport]) -> None:
         """Build, start and attach; whatever fails, nothing is left running.
 
-        Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
+        Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to, and
+        :class:`~p2pkv.errors.ConfigError` if that is of another cluster than ``cluster`` says.
         """
         self._config = config
         self._started = time.time()
@@ -96,6 +97,8 @@ class AttachedParts:
             node_key(config.node_id),
             weakly(self._attached_again),
             weakly(self._host_lost),
+            # One that nobody has set says nothing: a tenant's node has a name that engines don't know.
+            cluster=None if config.cluster == DEFAULT_CLUSTER else config.cluster,
         )
         undo.callback(self.own_host.close)
         self._open_control(undo)
@@ -118,6 +121,7 @@ class AttachedParts:
             self.directory.confirm_view,
             self.routers.take_all,
             self._unsettled,
+            cluster=self.own_host.cluster,
         )
         undo.callback(self.following.close)
         self.epochs = EpochKeeper(self.epochs_known, self.client, weakly(self._members))
@@ -282,7 +286,7 @@ class AttachedParts:
 
     def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
         config = self._config
-        labels = (self._version, config.node_id, config.cluster, config.namespace)
+        labels = (self._version, config.node_id, self.own_host.cluster, config.namespace)
         return {"p2pkv_build_info": {labels: 1.0}}
 
     def _not_ready(self) -> str | None:

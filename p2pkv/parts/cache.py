@@ -204,6 +204,7 @@ class CacheParts:
             self._control.epochs,
             self._own_key,
             self._control.server.address,
+            self._config.cluster,
             # a share of next to nothing is one, and not none
             share=max(
                 int(self._config.attach_share > 0), int(self._config.attach_share * self.pool.largest_page)

@@ -18,6 +18,7 @@ from p2pkv import Config, Node
 from p2pkv.attach.cache import AttachedCache
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
+from p2pkv.directory.view import DEFAULT_CLUSTER
 from p2pkv.errors import ConfigError, UsageError
 from p2pkv.page import Keys, page_key, row_pieces
 from p2pkv.testing.ports import free_port
@@ -233,6 +234,59 @@ def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
     ):
         assert host._parts._take_news(pack_news("10.0.0.1:8100", 600.0))
         eventually(lambda: engine.routers() == ("10.0.0.1:8100",), 10.0)
+
+
+def clusters_node(name: str, tmp_path: Path, **settings: object) -> Node:
+    """Start a node of the cluster called so; those of other names have the same secret."""
+    (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
+    given: dict[str, object] = {"node_id": f"{name}-1", "attach_listen": f"unix:{tmp_path}/{name}/s"}
+    return Node.start(Config.load({"cluster": name, "pool_size": "1MiB", **given, **settings}, environ={}))
+
+
+def test_an_engine_of_another_cluster_is_not_attached_and_one_of_none_goes_by_its_nodes(
+    tmp_path: Path,
+) -> None:
+    path = f"unix:{tmp_path}/green/s"
+    with clusters_node("green", tmp_path):
+        with pytest.raises(ConfigError, match=r"cluster is 'blue', and the node at .* is of cluster 'green'"):
+            Node.start(Config(attach=path, cluster="blue"))
+        for named in (DEFAULT_CLUSTER, "green"):
+            with Node.start(Config(attach=path, cluster=named)) as engine:
+                assert [member.node_id for member in engine.members()] == ["green-1"]
+
+
+def test_an_engine_takes_no_view_of_another_cluster_whose_node_has_its_nodes_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        clusters_node("green", tmp_path) as foreign,
+        clusters_node("blue", tmp_path),
+        Node.start(Config(attach=f"unix:{tmp_path}/blue/s")) as engine,
+    ):
+        engine._parts.following.follow(foreign.address)
+        eventually(lambda: "of cluster 'green', this engine of cluster 'blue'" in caplog.text, 10.0)
+        assert [member.node_id for member in engine.members()] == ["blue-1"]
+
+
+def test_an_engine_is_not_attached_again_to_a_node_of_another_cluster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o700)
+    path, pages = f"unix:{tmp_path}/s", np.ones((2, 4096), np.uint8)
+    first = clusters_node("blue", tmp_path, attach_listen=path)
+    with Node.start(Config(attach=path)) as engine:
+        engine.register_memory(pages)
+        assert engine.publish(KEYS, pages, timeout=20.0).all()
+        first.close()
+        with clusters_node("green", tmp_path, attach_listen=path) as foreign:
+            foreign.register_memory(pages)
+            assert foreign.publish(KEYS, pages, timeout=20.0).all()
+            eventually(lambda: "is of cluster 'green' now, and this engine's was 'blue'" in caplog.text, 20.0)
+            assert not engine.exists(KEYS).any()
+            assert engine.counters()["p2pkv_attached"] == 0
+        with clusters_node("blue", tmp_path, attach_listen=path):
+            eventually(lambda: engine.counters()["p2pkv_attached"] == 1, 20.0)
+            assert engine.publish(KEYS, pages, timeout=20.0).all()
 
 
 def test_what_an_engine_was_shown_goes_with_its_close_and_needs_no_collector(tmp_path: Path) -> None:

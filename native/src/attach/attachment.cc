@@ -46,6 +46,7 @@ std::shared_ptr<Attachment> Attachment::open(const std::string& path, std::share
   UniqueFd area;
   if (!greet(made->connection_.get(), hello, -1, deadline, &made->welcome_, &area, error)) return nullptr;
   made->welcome_.address[kAddressBytes - 1] = '\0';
+  made->welcome_.cluster[kClusterBytes - 1] = '\0';
   made->area_ = ReadOnlyMapping::map(area.get(), area_nbytes<HostArea>(), error);
   if (!made->area_ || !made->hear_of_pool(std::move(known), deadline, error)) return nullptr;
   return made;

@@ -54,6 +54,8 @@ class Attachment {
 
   uint64_t node_key() const { return welcome_.node_key; }
   std::string address() const { return std::string(welcome_.address); }
+  // The name of the node's cluster.
+  std::string cluster() const { return std::string(welcome_.cluster); }
   // Hands over the node's pool, which may outlive both; once.
   std::shared_ptr<MappedPool> take_pool() { return std::move(pool_); }
   // Another number after each change of any namespace's epoch that the node has heard of.

@@ -11,7 +11,7 @@
 
 namespace p2pkv::attaching {
 
-constexpr uint16_t kVersion = 3;
+constexpr uint16_t kVersion = 4;
 constexpr uint32_t kHelloMagic = 0x48413250;    // "P2AH"
 constexpr uint32_t kWelcomeMagic = 0x57413250;  // "P2AW"
 constexpr uint32_t kPoolMagic = 0x50413250;     // "P2AP"
@@ -23,6 +23,7 @@ constexpr uint32_t kCallMagic = 0x43413250;     // "P2AC"
 constexpr size_t kMaxPages = 4096;
 constexpr size_t kMaxPieces = 65536;
 constexpr size_t kAddressBytes = 264;
+constexpr size_t kClusterBytes = 136;
 // A node lets in so many, and so many lines of one engine at once.
 constexpr size_t kMostEngines = 64;
 constexpr size_t kMostLines = 8;
@@ -61,8 +62,9 @@ struct Welcome {
   uint64_t secret;
   uint64_t node_key;
   char address[kAddressBytes];  // of the node's control socket, padded with zeros
+  char cluster[kClusterBytes];  // the name of the node's cluster, padded with zeros
 };
-static_assert(sizeof(Welcome) == 32 + kAddressBytes);
+static_assert(sizeof(Welcome) == 32 + kAddressBytes + kClusterBytes);
 
 // What the node's pool consists of, which an engine maps read-only (pool/mapped_pool.h).
 enum class PoolPart : uint32_t { kIndex = 0, kRecords = 1, kRegion = 2 };

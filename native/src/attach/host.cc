@@ -127,12 +127,13 @@ bool Host::greet(UniqueFd* connection) {
 }
 
 void Host::refuse(int connection, Refusal why) {
-  send_packet(connection, Welcome{kWelcomeMagic, kVersion, static_cast<uint16_t>(why), 0, 0, 0, {}});
+  send_packet(connection, Welcome{kWelcomeMagic, kVersion, static_cast<uint16_t>(why), 0, 0, 0, {}, {}});
 }
 
 Welcome Host::welcome(const Engine& engine) const {
-  Welcome welcome{kWelcomeMagic, kVersion, 0, engine.number, engine.secret, identity_.node_key, {}};
+  Welcome welcome{kWelcomeMagic, kVersion, 0, engine.number, engine.secret, identity_.node_key, {}, {}};
   identity_.address.copy(welcome.address, kAddressBytes - 1);
+  identity_.cluster.copy(welcome.cluster, kClusterBytes - 1);
   return welcome;
 }
 

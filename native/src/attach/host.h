@@ -57,6 +57,7 @@ class Host {
   struct Identity {
     uint64_t node_key;
     std::string address;
+    std::string cluster;
   };
 
   // `listener`: a Unix socket of whole packets that listens. All of `parts` and `epochs` outlive this; the

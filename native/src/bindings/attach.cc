@@ -35,11 +35,12 @@ using Bytes = Array<uint8_t>;
 
 std::shared_ptr<Host> start_host(int listener, Pool& pool, Guests& guests, Shard& shard, Sequences& sequences,
                                  Tier* tier, NamespaceEpochs& epochs, uint64_t node_key,
-                                 const std::string& address, uint64_t share, size_t requests) {
+                                 const std::string& address, const std::string& cluster, uint64_t share,
+                                 size_t requests) {
   std::string error;
   UniqueFd own(dup(listener));
-  auto host = Host::start(std::move(own), {pool, guests, shard, sequences, tier}, epochs, {node_key, address},
-                          {share, requests}, &error);
+  auto host = Host::start(std::move(own), {pool, guests, shard, sequences, tier}, epochs,
+                          {node_key, address, cluster}, {share, requests}, &error);
   if (!host) throw std::runtime_error(error);
   return host;
 }
@@ -146,8 +147,8 @@ void bind_attach(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Host>(m, "AttachHost", "What engines of this host attach to. See native/src/attach/host.h.")
       .def_static("start", &start_host, "listener"_a, "pool"_a, "guests"_a, "shard"_a, "sequences"_a,
-                  "tier"_a.none(), "epochs"_a, "node_key"_a, "address"_a, "share"_a, "requests"_a,
-                  nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(),
+                  "tier"_a.none(), "epochs"_a, "node_key"_a, "address"_a, "cluster"_a, "share"_a,
+                  "requests"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(),
                   nb::keep_alive<0, 5>(), nb::keep_alive<0, 6>(), nb::keep_alive<0, 7>())
       .def("drain", &Host::drain)
       .def("stats", &stats_of)
@@ -178,6 +179,7 @@ void bind_attach(nb::module_& m) {
       .def("take_pool", &Attachment::take_pool)
       .def_prop_ro("node_key", &Attachment::node_key)
       .def_prop_ro("address", &Attachment::address)
+      .def_prop_ro("cluster", &Attachment::cluster)
       .def_prop_ro("epochs_version", &Attachment::epochs_version)
       .def_prop_ro("is_believed", &Attachment::is_believed)
       .def(
