@@ -16,12 +16,23 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 
 from p2pkv.keeper.memory import PoolMemory
 
 LONGEST = 512
 """Bytes of a packet."""
 _REQUEST = re.compile(r"1 (GIVE|KEEP|DROP) ([A-Za-z0-9-]{1,64})")
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def user_of(other: socket.socket) -> int:
+    """Return whose process is at the other end: the one that listened, or that connected."""
+    _, user, _ = _CREDENTIALS.unpack(
+        other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return int(user)
 
 
 def send(to: socket.socket, text: str, memory: PoolMemory | None = None) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import Keeper, PoolMemory
-from p2pkv.keeper.packets import receive, send
+from p2pkv.keeper.packets import receive, send, user_of
 from p2pkv.limited_log import LimitedLog
 
 _log = logging.getLogger(__name__)
@@ -39,6 +39,9 @@ class ProcessKeeper(Keeper):
         self._closing = threading.Event()
         try:
             self._connection = self._connect()
+        except ConfigError:
+            self._close_pipe()
+            raise
         except OSError as error:
             self._close_pipe()
             raise ConfigError(
@@ -55,7 +58,12 @@ class ProcessKeeper(Keeper):
         try:
             connection.settimeout(_ANSWER_S)
             connection.connect(self._path)
-        except OSError:
+            if user_of(connection) != os.geteuid():
+                raise ConfigError(
+                    f"keeper is 'unix:{self._path}', and another user's process listens there; it would be given this "
+                    "node's pages, to write to as well: name a path in a folder of mode 0700 that is this user's"
+                )
+        except BaseException:
             connection.close()
             raise
         return connection
@@ -65,6 +73,8 @@ class ProcessKeeper(Keeper):
             send(self._connection, f"1 {verb} {self._name}", memory)
             text, fds = receive(self._connection)
         if text.startswith("REFUSED") or not text:
+            for fd in fds:  # no keeper sends some along
+                os.close(fd)
             raise OSError(text.removeprefix("REFUSED ") or "it has hung up")
         return PoolMemory(*fds) if len(fds) == 2 else None
 
@@ -118,6 +128,9 @@ class ProcessKeeper(Keeper):
         while not self._closing.wait(_RETRY_S):
             try:
                 connection = self._connect()
+            except ConfigError as error:
+                self._log.error("stranger", "%s", error)
+                continue
             except OSError:
                 continue
             with self._lock:

@@ -6,21 +6,23 @@ it. Whoever may connect to its socket, this user alone, may have what it keeps.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
 import stat
-import struct
 
 from p2pkv.attach.host import EngineSocket
 from p2pkv.keeper.memory import PoolMemory
-from p2pkv.keeper.packets import read_request, receive, send
+from p2pkv.keeper.packets import read_request, receive, send, user_of
 from p2pkv.transports.base import Resource
 
 _MOST_KEPT = 64
 _MOST_VISITORS = 64
 """Connections at once; the one that was made first has to go."""
-_CREDENTIALS = struct.Struct("3i")
+_PAUSE_S = 0.1
+"""How long nobody is let in after a descriptor was lacking: who waits at the door would keep the process awake."""
+_LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class KeeperServer(Resource):
@@ -33,6 +35,7 @@ class KeeperServer(Resource):
         self._visitors: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket.socket, selectors.EVENT_READ)
+        self._is_open = True
 
     @property
     def n_kept(self) -> int:
@@ -41,20 +44,29 @@ class KeeperServer(Resource):
 
     def serve(self, timeout: float | None = None) -> None:
         """Answer whatever was asked, after waiting for it."""
+        is_open = self._is_open
+        if not is_open:
+            timeout = _PAUSE_S if timeout is None else min(timeout, _PAUSE_S)
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._socket.socket:
                 self._let_in()
             else:
                 assert isinstance(key.fileobj, socket.socket)
                 self._hear(key.fileobj)
+        if not is_open:
+            self._selector.register(self._socket.socket, selectors.EVENT_READ)
+            self._is_open = True
 
     def _let_in(self) -> None:
         try:
             visitor, _ = self._socket.socket.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _LACKING:
+                self._selector.unregister(self._socket.socket)
+                self._is_open = False
             return
         visitor.setblocking(False)
-        if _user_of(visitor) != os.geteuid():
+        if user_of(visitor) != os.geteuid():
             visitor.close()
             return
         if len(self._visitors) >= _MOST_VISITORS:
@@ -71,6 +83,8 @@ class KeeperServer(Resource):
         try:
             text, fds = receive(visitor)
             if not text:
+                for fd in fds:  # an empty packet may bring some
+                    os.close(fd)
                 self._hang_up(visitor)
                 return
             self._answer(visitor, text, fds)
@@ -113,13 +127,6 @@ class KeeperServer(Resource):
         self._socket.close()
         for name in list(self._kept):
             self._drop(name)
-
-
-def _user_of(visitor: socket.socket) -> int:
-    _, user, _ = _CREDENTIALS.unpack(
-        visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return int(user)
 
 
 def _are_files(memory: PoolMemory) -> bool:

@@ -22,7 +22,7 @@ class SystemdKeeper(Keeper):
     """One pool's memory in the descriptor store of the service that this process is."""
 
     def __init__(self, name: str, environ: MutableMapping[str, str] | None = None) -> None:
-        """``name`` is the pool's: 16 hexadecimal digits."""
+        """``name`` is the pool's: letters, digits and dashes."""
         self._names = (f"p2pkv-pool-{name}", f"p2pkv-records-{name}")
         environ = os.environ if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")

@@ -7,11 +7,13 @@ pages are the node's from then on, where they were, under the boot of this life:
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from contextlib import ExitStack
 
 from p2pkv import _native
 from p2pkv.config import HUGE_PAGES, Config
+from p2pkv.directory.view import DEFAULT_CLUSTER
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import Keeper, PoolMemory
 from p2pkv.keeper.process import ProcessKeeper
@@ -34,7 +36,7 @@ class KeptPool:
     def __init__(self, config: Config, own_key: int, undo: ExitStack) -> None:
         self._config = config
         self._own_key = own_key
-        self._keeper = _keeper_of(config.keeper, f"{own_key:016x}")
+        self._keeper = _keeper_of(config.keeper, kept_name(config.cluster, own_key))
         self._left: PoolMemory | None = None
         self._leaving: Pool | None = None
         self.n_adopted = 0
@@ -149,6 +151,20 @@ class KeptPool:
         """Return what is counted, by the names of the metrics."""
         is_kept = self._keeper is not None and self._keeper.is_keeping
         return {"p2pkv_pool_is_kept": float(is_kept), "p2pkv_pool_adopted_pages": float(self.n_adopted)}
+
+
+def kept_name(cluster: str, own_key: int) -> str:
+    """Return by what name a keeper knows a node's pool.
+
+    A node of the same id of another cluster, or of a tenant, has other pages under the same keys. The secret is not in
+    it: a cluster that is moved to another one keeps its pages. Nodes of the default cluster have the name of before
+    there were others.
+    """
+    name = f"{own_key:016x}"
+    if cluster == DEFAULT_CLUSTER:
+        return name
+    of_cluster = hashlib.blake2b(cluster.encode(), digest_size=8, person=b"p2pkv-keeper-1")
+    return f"{of_cluster.hexdigest()}-{name}"
 
 
 def _keeper_of(setting: str, name: str) -> Keeper | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +20,11 @@ from cluster import eventually
 from p2pkv import Config
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import PoolMemory
-from p2pkv.keeper.packets import LONGEST, receive, send
+from p2pkv.keeper.packets import LONGEST, read_request, receive, send
 from p2pkv.keeper.process import ProcessKeeper
 from p2pkv.keeper.server import KeeperServer
 from p2pkv.keeper.systemd import SystemdKeeper
+from p2pkv.parts.kept_pool import kept_name
 
 NAME = f"{1:016x}"
 NAMES = (f"p2pkv-pool-{NAME}", f"p2pkv-records-{NAME}")
@@ -152,6 +156,117 @@ def test_nonsense_is_refused_and_costs_no_descriptor(path: str) -> None:
             PoolMemory(read, write).close()
             assert n_descriptors() == before
         assert server.n_kept == 0
+
+
+def test_descriptors_that_come_with_nothing_are_closed(path: str) -> None:
+    with (
+        serving(path),
+        pool_memory() as memory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor,
+    ):
+        visitor.settimeout(20.0)
+        before = n_descriptors()
+        visitor.connect(path)
+        send(visitor, "", memory)
+        assert visitor.recv(100) == b""
+        assert n_descriptors() == before
+
+
+def test_a_keeper_without_descriptors_pauses_and_lets_in_who_waited(path: str) -> None:
+    server = KeeperServer(path)
+    visitor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        visitor.settimeout(20.0)
+        visitor.connect(path)
+        send(visitor, f"1 GIVE {NAME}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        began, turns = time.monotonic(), 0
+        while time.monotonic() - began < 1.0:
+            server.serve(60.0)
+            turns += 1
+        assert turns <= 25  # two for each tenth of a second; without a pause it is tens of thousands
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        eventually(lambda: answers(server, visitor), 5.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        visitor.close()
+        server.close()
+
+
+def answers(server: KeeperServer, visitor: socket.socket) -> bool:
+    """Whether who waits has an answer after one more turn."""
+    server.serve(0.01)
+    visitor.setblocking(False)
+    try:
+        return receive(visitor) == ("NONE", [])
+    except BlockingIOError:
+        return False
+
+
+_STRANGER = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind(sys.argv[1])
+    os.chmod(sys.argv[1], 0o777)
+    listener.listen(5)
+    print("listens", flush=True)
+    while True:
+        visitor, _ = listener.accept()
+        print("told", visitor.recv(100), flush=True)
+"""
+"""Another user's keeper, which says what it is told."""
+
+
+@contextmanager
+def another_users_keeper() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    with tempfile.TemporaryDirectory(prefix="p2pkv-") as folder:  # those of pytest are closed to others
+        os.chmod(folder, 0o777)
+        command = [sys.executable, "-I", "-S", "-c", _STRANGER, f"{folder}/s"]
+        stranger = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/")
+        assert stranger.stdout is not None
+        try:
+            assert stranger.stdout.readline() == "listens\n"
+            yield f"{folder}/s", stranger
+        finally:
+            stranger.kill()
+            stranger.wait()
+            stranger.stdout.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_process_is_no_keeper_and_is_told_nothing() -> None:
+    before = n_descriptors()
+    with another_users_keeper() as (path, stranger):
+        with pytest.raises(ConfigError, match="another user's process listens there"):
+            ProcessKeeper(path, NAME)
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "told b''\n"
+    assert n_descriptors() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_process_that_takes_a_keepers_path_gets_nothing(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with another_users_keeper() as (elsewhere, stranger), pool_memory() as memory:
+        with serving(path):
+            keeper = ProcessKeeper(path, NAME)
+            keeper.keep(memory)
+        os.symlink(elsewhere, path)
+        eventually(lambda: "another user's process listens there" in caplog.text, 10.0)
+        assert not keeper.is_keeping
+        keeper.close()
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "told b''\n"
+
+
+def test_nodes_of_one_id_of_several_clusters_and_tenants_have_pools_of_their_own() -> None:
+    names = {kept_name(cluster, 1) for cluster in ("p2pkv", "blue", "green", "tenant-0123456789abcdef")}
+    assert len(names) == 4
+    assert all(read_request(f"1 GIVE {name}") == ("GIVE", name) for name in names)
+    assert kept_name("p2pkv", 1) == NAME  # as before there were others
 
 
 def test_no_keeper_is_an_error_that_says_what_to_do(path: str) -> None:

@@ -229,6 +229,17 @@ def test_a_bump_of_another_namespace_is_known_to_a_successor(keeper: str) -> Non
         assert second.epoch == epoch
 
 
+def test_a_node_of_that_id_of_another_cluster_finds_nothing(keeper: str) -> None:
+    with Node.start(config(keeper, cluster="blue")) as first:
+        publish(first, KEYS)
+    with Node.start(config(keeper, cluster="green")) as other:
+        assert adopted(other) == 0
+        assert fetch(other, KEYS) == 0
+    with Node.start(config(keeper, cluster="blue")) as successor:
+        assert adopted(successor) == len(KEYS)
+        assert fetch(successor, KEYS) == len(KEYS)
+
+
 def test_a_node_that_has_drained_leaves_nothing(keeper: str) -> None:
     with Node.start(config(keeper)) as first:
         publish(first, KEYS)
