@@ -1,8 +1,6 @@
 """The indexer over HTTP, on a port of its own.
 
-Connections are kept, bounded in number, and each has a thread. When there is no room for one more, that goes which has
-had nothing answered for longest: who connects and says nothing, or slowly, keeps nobody out. Whether somebody may ask
-is decided before their body is read.
+Connections are kept, and bounded in number. Whether somebody may ask is decided before their body is read.
 """
 
 from __future__ import annotations
@@ -10,18 +8,14 @@ from __future__ import annotations
 import hmac
 import json
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from importlib.metadata import version
-from socketserver import TCPServer
-from typing import Any
 
+from p2pkv.bounded_server import SILENT_S, BoundedServer
 from p2pkv.errors import ClosedError, ConfigError
 from p2pkv.indexer.indexer import Indexer
 from p2pkv.indexer.openapi import description
@@ -29,20 +23,9 @@ from p2pkv.indexer.refusal import Refusal
 from p2pkv.limited_log import LimitedLog
 from p2pkv.served_port import ServedPort
 
-MAX_CONNECTIONS = 64
 MAX_BODY = 4 << 20
 """8,192 hashes take 600 KB; half a million tokens 4 MB."""
-SILENT_S = 30.0
-"""How long a kept connection may say nothing, and a body or an answer may stand still."""
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]"}
-
-
-@dataclass(slots=True)
-class _Connection:
-    socket: socket.socket
-    thread: threading.Thread
-    waits_since: float | None
-    """Since when nothing of it was answered; None while an answer is made."""
 
 
 class IndexerServer(ServedPort):
@@ -141,77 +124,15 @@ class IndexerServer(ServedPort):
         return refusal.status, {"error": str(refusal)}
 
 
-class _Listener(TCPServer):
-    allow_reuse_address = True
-    request_queue_size = 128
+class _Listener(BoundedServer):
+    connection_name = "p2pkv-indexer-connection"
+    what = "indexer"
 
     def __init__(self, owner: IndexerServer, host: str, port: int) -> None:
         self.owner = owner
-        self._lock = threading.Lock()  # guards the next one
-        self._connections: dict[int, _Connection] = {}  # by descriptor
+        self.log = owner.log
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        thread = threading.Thread(
-            target=self._serve, args=(request, client_address), name="p2pkv-indexer-connection", daemon=True
-        )
-        with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS and not self._make_room():
-                request.close()
-                return
-            thread.start()  # first, since it may fail; what the thread does with its connection waits for the lock
-            self._connections[request.fileno()] = _Connection(request, thread, time.monotonic())
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say why a connection was not taken, which the base has closed."""
-        self.owner.log.warning(
-            "connection", "the indexer did not take a connection", exc_info=sys.exc_info()[1]
-        )
-
-    def _make_room(self) -> bool:
-        """End the connection that waits longest; False if all are being answered."""
-        waiting = [
-            (each.waits_since, key) for key, each in self._connections.items() if each.waits_since is not None
-        ]
-        if not waiting:
-            return False
-        longest = self._connections[min(waiting)[1]]
-        longest.waits_since = None  # the next one that comes ends another
-        _end(longest.socket)
-        return True
-
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
-        number = request.fileno()
-        try:
-            self.finish_request(request, client_address)
-        except OSError:
-            pass  # it has gone, or was ended
-        finally:
-            with self._lock:
-                del self._connections[number]
-                request.close()  # within the lock: its number is another's from here on
-
-    def handles(self, request: socket.socket, waits_since: float | None) -> None:
-        """Note since when a connection waits, or that it is being answered."""
-        with self._lock:
-            self._connections[request.fileno()].waits_since = waits_since
-
-    def end_connections(self) -> None:
-        """End all, and wait for their threads."""
-        with self._lock:
-            left = list(self._connections.values())
-            for each in left:
-                _end(each.socket)
-        for each in left:
-            each.thread.join()
-
-
-def _end(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side was first
 
 
 class _Handler(BaseHTTPRequestHandler):

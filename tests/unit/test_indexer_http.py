@@ -14,7 +14,8 @@ import pytest
 
 from cluster import eventually
 from p2pkv import Config, ConfigError, Node, page_key
-from p2pkv.indexer.server import MAX_BODY, MAX_CONNECTIONS
+from p2pkv.bounded_server import MAX_CONNECTIONS
+from p2pkv.indexer.server import MAX_BODY
 from pair import N, Pair
 
 TOKEN = "a-token-of-a-test.0123"

@@ -30,10 +30,11 @@ BELOW = {
     "timings": "_native exemplars",
     "metrics": "_native timings",
     "exposition": "metrics",
-    "served_port": "",
-    "metrics_server": "errors exposition metrics served_port",
-    "lifetime": "_native",
     "limited_log": "",
+    "served_port": "",
+    "bounded_server": "limited_log",
+    "metrics_server": "bounded_server errors exposition limited_log metrics served_port",
+    "lifetime": "_native",
     "message_types": "",
     "tracing": "errors",
     "arrays": "_native errors",
@@ -58,7 +59,7 @@ BELOW = {
     "keeper": "attach errors limited_log transports",
     "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
-    "indexer": "directory errors limited_log message_types page served_port",
+    "indexer": "bounded_server directory errors limited_log message_types page served_port",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address attach cache config control dashboard descriptors directory disk errors explain indexer "
     "keeper kv_events lifetime limited_log memory metrics metrics_server offers page peers pool served_port tracing "
