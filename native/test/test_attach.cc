@@ -1,12 +1,17 @@
 // Both ends of an attachment, in one process: what is stored, and what becomes of what is withdrawn.
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -241,6 +246,84 @@ TEST(attach_an_engine_that_talks_nonsense_is_hung_up_on) {
         std::string::npos);
   CHECK(node.attach() != nullptr);
   CHECK_EQ(node.host->stats().n_refused, 2U);
+}
+
+namespace {
+
+size_t n_descriptors() {
+  size_t n = 0;
+  for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) ++n;
+  return n;
+}
+
+// Sends `n` descriptors along with nonsense, as no program of p2pkv does.
+void send_with(int connection, size_t n, int fd) {
+  char text[] = "nonsense";
+  iovec part{text, sizeof text};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(n * sizeof(int));
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(n * sizeof(int));
+  for (size_t i = 0; i < n; ++i) std::memcpy(CMSG_DATA(rights) + i * sizeof fd, &fd, sizeof fd);
+  CHECK_EQ(sendmsg(connection, &message, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof text));
+}
+
+}  // namespace
+
+TEST(attach_descriptors_that_nobody_expects_are_closed) {
+  Pair ends;
+  const UniqueFd memory(memfd_create("p2pkv-test", MFD_CLOEXEC));
+  const size_t before = n_descriptors();
+  for (const size_t n : {1, 2, 3, 4}) {
+    for (const bool is_taken : {false, true}) {
+      send_with(ends.first.get(), n, memory.get());
+      char text[9];
+      UniqueFd given;
+      CHECK(p2pkv::receive_bytes(ends.second.get(), text, sizeof text, is_taken ? &given : nullptr) ==
+            p2pkv::Received::kPacket);
+      CHECK_EQ(static_cast<bool>(given), is_taken && n == 1);
+      CHECK_EQ(n_descriptors(), before + (given ? 1 : 0));
+    }
+  }
+}
+
+TEST(attach_a_node_without_descriptors_pauses_and_lets_in_who_waited) {
+  HostsNode node;
+  std::string error;
+  const UniqueFd visitor = p2pkv::attaching::knock(node.path, &error);
+  CHECK(node.attach() != nullptr);  // so that the visitor is in, since he came before
+  rlimit limit{};
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const UniqueFd late(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  node.path.copy(address.sun_path, node.path.size());
+  const rlimit none{0, limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  CHECK(connect(late.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  timespec began{}, ended{};
+  CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &began) == 0);
+  pollfd silent{late.get(), POLLIN, 0};
+  CHECK_EQ(poll(&silent, 1, 1000), 0);  // nobody says anything to who waits
+  CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ended) == 0);
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  // A thread that does not pause uses all of a core that it gets.
+  CHECK((ended.tv_sec - began.tv_sec) * 1'000'000'000 + ended.tv_nsec - began.tv_nsec < 50'000'000);
+  CHECK(p2pkv::send_bytes(late.get(), "nonsense", 8));
+  CHECK(p2pkv::wait_readable(late.get(), Deadline::after(10)));
+  char byte;
+  CHECK(p2pkv::receive_bytes(late.get(), &byte, 1) == p2pkv::Received::kEnd);
+}
+
+TEST(attach_an_engine_is_told_its_nodes_cluster) {
+  HostsNode node;
+  CHECK_EQ(node.attach()->cluster(), "blue");
 }
 
 TEST(attach_calls_end_when_the_node_does) {

@@ -73,6 +73,19 @@ TEST(attach_a_batch_beyond_the_share_is_answered_to_its_end) {
   CHECK_EQ(word(*node.pool, answer.locations[3]), answer.locations[3].generation);
 }
 
+TEST(attach_a_request_that_no_engine_writes_counts_as_refused) {
+  HostsNode node;
+  const Heedless engine(node.path);
+  std::string error;
+  const auto line = EngineLine::open(node.path, engine.welcome, Deadline::after(30), &error);
+  CHECK(line != nullptr);
+  line->request().kind = 99;
+  line->request().n_pages = 1;
+  line->request().timeout_ns = 30'000'000'000;
+  CHECK(line->ask(Deadline::after(30)) == EngineLine::Asked::kLost);
+  CHECK_EQ(node.host->stats().n_refused, 1U);
+}
+
 TEST(attach_an_engine_has_as_many_requests_under_way_as_its_node_serves) {
   HostsNode node(4096, {0, 2});
   const auto engine = node.attach();

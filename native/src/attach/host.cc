@@ -12,6 +12,13 @@
 #include "net/tokens.h"
 
 namespace p2pkv::attaching {
+namespace {
+
+// How long nobody is let in after a descriptor was lacking: who waits at the door would keep the thread
+// awake.
+constexpr int kPauseMs = 100;
+
+}  // namespace
 
 Host::Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, const Identity& identity,
            const Limits& limits)
@@ -66,13 +73,15 @@ void Host::close() {
 
 void Host::run() {
   std::vector<pollfd> fds;
+  bool is_open = true;
   while (!is_closing_) {
-    fds.assign({{wake_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
+    const int16_t wanted = is_open ? POLLIN : 0;
+    fds.assign({{wake_.fd(), POLLIN, 0}, {listener_.get(), wanted, 0}});
     for (const UniqueFd& visitor : visitors_) fds.push_back({visitor.get(), POLLIN, 0});
     const size_t first_engine = fds.size();
     // Only this thread adds and removes engines, so that it may look at them without the lock.
     for (const auto& engine : engines_) fds.push_back({engine->connection.get(), POLLIN, 0});
-    if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) return;
+    if (poll(fds.data(), fds.size(), is_open ? -1 : kPauseMs) < 0 && errno != EINTR) return;
     if (is_closing_) return;
     if (fds[0].revents != 0) wake_.clear();
     size_t next = first_engine;
@@ -93,22 +102,23 @@ void Host::run() {
       if (!greet(&connection)) ++n_refused_;
     }
     reap();
-    if (fds[1].revents != 0) let_in();
+    is_open = fds[1].revents == 0 || let_in();
   }
 }
 
-void Host::let_in() {
+bool Host::let_in() {
   UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!connection) return;
+  if (!connection) return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
   if (!is_own_user(connection.get())) {
     ++n_refused_;
-    return;
+    return true;
   }
   if (visitors_.size() >= kMostVisitors) {
     visitors_.erase(visitors_.begin());
     ++n_refused_;
   }
   visitors_.push_back(std::move(connection));
+  return true;
 }
 
 bool Host::greet(UniqueFd* connection) {
@@ -232,7 +242,7 @@ Host::Stats Host::stats() {
   Stats stats{0,
               0,
               0,
-              n_refused_,
+              n_refused_ + counts_.n_refused,
               counts_.n_requests,
               counts_.n_withdrawn,
               counts_.n_stored_pages,

@@ -85,7 +85,7 @@ class Host {
        const Limits& limits);
 
   void run();
-  void let_in();
+  bool let_in();  // false where it can't for now, since no descriptor is left
   // These return false when the connection is to be closed.
   bool greet(UniqueFd* connection);
   bool admit_engine(UniqueFd* connection, uint64_t mark);

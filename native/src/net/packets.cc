@@ -6,21 +6,26 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace p2pkv {
 namespace {
 
-// More descriptors than one in a packet are cut off by the kernel, which closes them.
+// Alignment leaves room for a second descriptor here; the kernel cuts off, and closes, what is beyond that.
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
 
 UniqueFd take_descriptor(msghdr* message) {
   UniqueFd taken;
   for (cmsghdr* header = CMSG_FIRSTHDR(message); header != nullptr; header = CMSG_NXTHDR(message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    if (header->cmsg_len != CMSG_LEN(sizeof(int))) continue;
-    int fd;
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    taken = UniqueFd(fd);
+    // Each of them is this process's by now, so that one nobody expects is closed here or never.
+    const size_t n = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < n; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      UniqueFd one(fd);
+      if (n == 1) taken = std::move(one);
+    }
   }
   return taken;
 }

@@ -16,7 +16,8 @@ enum class Received { kPacket, kNothing, kWrong, kEnd };
 
 // False where it can't be sent at once. `fd`, if it is one, goes along and stays the caller's.
 bool send_bytes(int connection, const void* data, size_t nbytes, int fd = -1);
-// Never blocks. kWrong: one of another length. Descriptors that nobody expects are closed.
+// Never blocks. kWrong: one of another length. Descriptors that nobody expects are closed:
+// all of a packet that brings more than one.
 Received receive_bytes(int connection, void* data, size_t nbytes, UniqueFd* fd = nullptr);
 // Waits until there is something to receive, or the other end is gone; false at the deadline.
 bool wait_readable(int connection, const Deadline& deadline);
