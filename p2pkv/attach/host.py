@@ -7,12 +7,13 @@ asked for by the kernel besides. A path that a killed node has left is taken ove
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from p2pkv import _native
@@ -43,6 +44,13 @@ class EngineSocket(Resource):
 
     def _bind(self) -> str | None:
         """Listen, or say why another node has the path."""
+        with ExitStack() as undo:
+            # Between its bind and its listen a node looks like one that is gone.
+            if not undo.enter_context(_alone_in(Path(self.path).parent)):
+                return "another node takes a path in its folder at the moment, and does not come to an end with that"
+            return self._bind_alone()
+
+    def _bind_alone(self) -> str | None:
         with ExitStack() as undo:
             self.socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             try:
@@ -83,12 +91,29 @@ class EngineSocket(Resource):
         """Let nobody in any more, and leave the path to others. Idempotent."""
         if self.socket.fileno() < 0:
             return
-        self.socket.close()
+        # Closed only then: as long as this node listens nobody takes the path over, and no other file has its inode.
         try:
             if os.stat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
         except FileNotFoundError:
             pass  # somebody has removed it: nobody finds this node there
+        self.socket.close()
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[bool]:
+    """Keep others from taking a path in the folder; False if one is at that. The kernel lets go for who dies."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
+    finally:
+        os.close(fd)
 
 
 def _require_private_folder(folder: Path, setting: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -13,10 +14,11 @@ import pytest
 
 from cluster import eventually
 from p2pkv import Config, Node, _native
+from p2pkv.attach.host import EngineSocket
 from p2pkv.attach.own_host import OwnHost
-from p2pkv.errors import ControlError
+from p2pkv.errors import ConfigError, ControlError
 
-WELCOME = struct.Struct("=IHHQQQ264s")
+WELCOME = struct.Struct("=IHHQQQ264s136s")
 MAGIC = 0x57413250
 ANSWER_S = 30.0
 
@@ -88,6 +90,37 @@ def test_a_node_that_takes_nobody_in_at_the_moment_is_told_from_none(path: str) 
             if other.connect_ex(path) != 0:
                 break
         assert "does not let anybody in at the moment; is it stopped?" in refusal(path)
+
+
+def test_one_that_starts_while_another_one_is_about_to_listen_does_not_have_the_path_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "host"
+    folder.mkdir(mode=0o700)
+    path, chmod, said = str(folder / "s"), os.chmod, []
+
+    def start_another_one(there: str, mode: int) -> None:  # between the first one's bind and its listen
+        chmod(there, mode)
+        with pytest.raises(ConfigError) as refused:
+            EngineSocket(path)
+        said.append(str(refused.value))
+
+    monkeypatch.setattr(os, "chmod", start_another_one)
+    monkeypatch.setattr("p2pkv.attach.host._TAKE_S", 0.0)
+    first = EngineSocket(path)
+    try:
+        assert len(said) == 1
+        assert "another node takes a path in its folder at the moment" in said[0]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+            visitor.connect(path)
+        monkeypatch.undo()
+        monkeypatch.setattr("p2pkv.attach.host._TAKE_S", 0.0)
+        with pytest.raises(ConfigError, match="another node listens there"):
+            EngineSocket(path)
+    finally:
+        first.close()
+    assert list(folder.iterdir()) == []
+    EngineSocket(path).close()
 
 
 def attaches(path: str, engines: list[_native.Attachment]) -> bool:
