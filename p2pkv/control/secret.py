@@ -70,9 +70,15 @@ def _pair_of(path: Path, setting: str = "secret_file") -> tuple[bytes, bytes]:
 
 def _read_secret(path: Path, setting: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            secret = file.read(65536).strip()
+        # without O_NONBLOCK a FIFO is waited for until somebody writes to it
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{setting} {path} is no regular file; name one that holds the secret")
+            secret = os.read(fd, 65536).strip()
+        finally:
+            os.close(fd)
     except OSError as error:
         raise ConfigError(f"cannot read {setting} {path}: {error.strerror}") from error
     if stat.S_IMODE(mode) & 0o077:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -172,3 +173,14 @@ def test_what_can_be_no_secret_is_said_with_the_setting(secrets: Secrets, tmp_pa
         Config(accepted_secret_files=[secrets.file("b")])
     loaded = Config.load({"secret_file": "a", "accepted_secret_files": "b, c"}, environ={})
     assert tuple(loaded.accepted_secret_files) == ("b", "c")
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    secret, fifo = tmp_path / "secret", str(tmp_path / "fifo")
+    os.mkfifo(fifo, 0o600)
+    secret.write_text("0123456789abcdef")
+    secret.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"^secret_file .*fifo is no regular file"):
+        cluster_keys(fifo)
+    with pytest.raises(ConfigError, match=r"accepted_secret_files .*fifo is no regular file"):
+        cluster_keys(str(secret), [fifo])
