@@ -299,8 +299,11 @@ class App:
         return self._set_draining(request, to=False)
 
     def _set_draining(self, request: Request, *, to: bool) -> Response:
-        if request.client is None or not is_loopback(request.client.host):
-            error = error_body(403, "instances are drained from the router's own host only")
+        if not _is_own_hosts(request):
+            error = error_body(
+                403,
+                "instances are drained from the router's own host only, at 127.0.0.1 or localhost, and by no web page",
+            )
             return Response(error, 403, media_type="application/json")
         name = request.path_params["instance"]
         tracked = self.registry.get(name)
@@ -341,6 +344,15 @@ class App:
             return Response(body, status, media_type=content_type)
         error = RefusedError(503, "no instance is ready")
         return Response(error_body(503, str(error)), 503, media_type="application/json")
+
+
+def _is_own_hosts(request: Request) -> bool:
+    """Whether a program of this host asks: a browser on it may be had to ask as well, by a page on the web."""
+    if request.client is None or not is_loopback(request.client.host) or "origin" in request.headers:
+        return False
+    host = request.headers.get("host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return is_loopback(name)  # another one may mean loopback for as long as it is of use to that page
 
 
 async def _forever(work: Coroutine[object, object, None]) -> None:

@@ -342,7 +342,8 @@ def test_a_draining_instance_finishes_and_gets_nothing_new() -> None:
         await until(lambda: leaving.requests != [])
         name = leaving.instance.id
         far = {"x-forwarded-for": "192.0.2.1"}
-        assert (await front.post({}, f"/instances/{name}/drain", **far))[0] == 403
+        for asked_from in (far, {"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Host": ""}):
+            assert (await front.post({}, f"/instances/{name}/drain", **asked_from))[0] == 403, asked_from
         status, answer, _ = await front.post({}, f"/instances/{name}/drain")
         assert (status, answer["state"]) == (200, "draining")
         for _ in range(4):
