@@ -304,7 +304,10 @@ TEST(attach_a_node_without_descriptors_pauses_and_lets_in_who_waited) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   node.path.copy(address.sun_path, node.path.size());
-  const rlimit none{0, limit.rlim_max};
+  // The lowest that is free is beyond the limit; 0 would be none for poll(2) as well, which takes no more
+  // then.
+  const int next_free = UniqueFd(dup(late.get())).get();
+  const rlimit none{static_cast<rlim_t>(next_free), limit.rlim_max};
   CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
   CHECK(connect(late.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
   timespec began{}, ended{};
