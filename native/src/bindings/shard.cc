@@ -215,8 +215,8 @@ void bind_shard(nb::module_& m) {
               owners.push_back(owner);
             }
             const size_t n = keys.size();
-            return nb::make_tuple(give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
-                                  give<uint64_t>(std::move(owners), {n}));
+            return std::pair(give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                             give<uint64_t>(std::move(owners), {n}));
           },
           "limit"_a)
       .def("confirm_view", [](Shard& self) { self.confirm_view(self.now()); })
