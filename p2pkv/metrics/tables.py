@@ -91,7 +91,7 @@ READINGS = {
     "p2pkv_membership_cut_views_total": "Views that did not fit a message, and were told in part",
     "p2pkv_membership_reboots_total": "Boot epochs taken after the start, above one that the cluster knew",
     "p2pkv_membership_refused_records_total": "Records of members that were not believed",
-    "p2pkv_registry_up": "1 while the store of members' records answers, 0 while the last known ones are used",
+    "p2pkv_registry_up": "1 while the store of members' records answers, and its streams last; else 0",
     "p2pkv_registry_records": "Members' records in the store that this node can read",
     "p2pkv_registry_lists_total": "Times that all records were read: at the start, and after whatever may be missed",
     "p2pkv_registry_failures_total": "Calls to the store of members' records that failed",
