@@ -62,6 +62,8 @@ class Schedule:
     boots: dict[tuple[str, int], Process] = field(default_factory=dict)
     """Every boot that ever was, and whose."""
     believed: dict[SimulatedNode, set[tuple[str, int]]] = field(default_factory=dict)
+    known: dict[SimulatedNode, set[tuple[str, int]]] = field(default_factory=dict)
+    """What each believed last, but for those that are expelled: what they had believed before."""
     dozed: dict[SimulatedNode, float] = field(default_factory=dict)
     """When a node was last seen not to run."""
     twins: set[SimulatedNode] = field(default_factory=set)
@@ -291,7 +293,9 @@ class Schedule:
             node: {(m.node_id, m.boot_epoch) for m in node.engine.view().present()} for node in self.up()
         }
         for node, seen in views.items():
-            for boot in seen - self.believed.get(node, set()):
+            # who was expelled, and comes back, goes on with what it knew, until it has asked for them
+            before = self.believed.get(node) or self.known.get(node, set())
+            for boot in seen - before:
                 process = self.boots.get(boot)
                 if process is None:
                     raise self.broken(f"{node.node_id} takes in {boot}, which never was a node")
@@ -303,6 +307,7 @@ class Schedule:
                     )
                 self.tally["members taken in"] += 1
         self.believed = views
+        self.known.update((node, seen) for node, seen in views.items() if seen)
 
     def settle(self) -> None:
         """End every fault, and ask for the truth."""
