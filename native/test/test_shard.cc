@@ -338,6 +338,7 @@ TEST(shard_keeps_the_first_eight_holders_and_calls_others_when_there_is_room) {
   drop(shard, 7, 3, 5, 8, 120);
   CHECK(called(shard) == (std::vector<uint64_t>{9}));
   put(shard, 7, 9, 4, 121);
+  put(shard, 7, 9, 4, 121);
   CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 4, 5, 6, 7, 8, 9}));
   drop(shard, 7, 10, 5, 8, 122);  // this one has let it go without ever having had a place
   drop(shard, 7, 1, 5, 8, 123);
@@ -346,9 +347,9 @@ TEST(shard_keeps_the_first_eight_holders_and_calls_others_when_there_is_room) {
 
 TEST(shard_calls_a_spare_holder_when_another_has_left_the_cluster) {
   Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
-  for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, 7, owner, 4, 100);
-  set_view(shard, {2, 3, 4, 5, 6, 7, 8, 9});
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  for (const uint64_t owner : {1, 2, 3, 4, 5, 6, 7, 8, 10, 9}) put(shard, 7, owner, 4, 100);
+  set_view(shard, {2, 3, 4, 5, 6, 7, 8, 9});  // the first spare one has gone as well
   confirm(shard, 100, 120);
   sweep_all(shard, 120);
   CHECK(called(shard) == (std::vector<uint64_t>{9}));

@@ -143,6 +143,8 @@ class SmallFile:
             file.write(text + f"check={_check(text)}\n".encode())
             file.flush()
             os.fsync(descriptor)
+        if self._is_closed:  # the disk has answered late, and another of this path may write by now
+            return
         new.replace(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -18,6 +18,7 @@ from typing import Any
 from p2pkv import _native
 from p2pkv.address import is_loopback, split_address
 from p2pkv.config import Config
+from p2pkv.directory.view import DEFAULT_CLUSTER
 from p2pkv.errors import ControlError
 from p2pkv.node import Node
 
@@ -80,15 +81,17 @@ class EngineNodes:
 def member_beside(config: Config) -> Config:
     """Return the settings of the member beside an attached engine; any others as they are.
 
-    It joins whom ``join`` or ``membership`` names. Without any it joins the host's node, by the address that the node
-    says, and listens beside it unless ``listen`` says where. Raises :class:`~p2pkv.errors.ControlError` if there is no
-    node to attach to.
+    It is of the host's node's cluster unless ``cluster`` names one, and joins whom ``join`` or ``membership`` names.
+    Without any it joins the host's node, by the address that the node says, and listens beside it unless ``listen``
+    says where. Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
     """
     if not config.attach:
         return config
+    node, cluster = _node_at(config.attach_path)
     changes: dict[str, Any] = {"attach": "", "pool_size": 0}
+    if config.cluster == DEFAULT_CLUSTER:  # as for the engine itself, whose pages are of that cluster
+        changes["cluster"] = cluster
     if not config.join_addresses and config.store is None:
-        node = _address_of(config.attach_path)
         changes["join"] = (node,)
         own, port = split_address("listen", config.listen)
         if is_loopback(own) and not is_loopback(split_address("join", node)[0]):
@@ -98,13 +101,13 @@ def member_beside(config: Config) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def _address_of(path: str) -> str:
-    """Return the address of the node that engines attach to at ``path``."""
+def _node_at(path: str) -> tuple[str, str]:
+    """Return the address of the node that engines attach to at ``path``, and its cluster's name."""
     try:
         attachment = _native.Attachment.open(path, _ANSWER_S)
     except RuntimeError as error:
         raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
     try:
-        return attachment.address
+        return attachment.address, attachment.cluster
     finally:
         attachment.close()

@@ -70,6 +70,7 @@ def test_nobody_is_there(path: str) -> None:
     ("packet", "advice"),
     [
         (WELCOME.pack(MAGIC, 99, 1, 0, 0, 0, b"", b""), "speaks version 99 of attaching, and this p2pkv"),
+        (struct.pack("=IHHQQQ264s", MAGIC, 3, 1, 0, 0, 0, b""), "speaks version 3 of attaching"),
         (WELCOME.pack(MAGIC, 4, 2, 0, 0, 0, b"", b""), "end an engine of this host, or leave attach out"),
         (b"SSH-2.0-OpenSSH_9.6", "no node of p2pkv; is attach right?"),
         (b"", "the node there hung up"),

@@ -83,6 +83,19 @@ def test_a_member_joins_the_hosts_node_unless_it_is_told_whom(hosts_node: Node, 
     assert not member_beside(Config(attach=attach, membership="etcd://127.0.0.1:1")).join_addresses
 
 
+def test_a_member_is_of_the_cluster_of_the_hosts_node(tmp_path: Path, attached: bool) -> None:
+    folder = tmp_path / "blue"
+    folder.mkdir(mode=0o700)
+    attach = f"unix:{folder}/host"
+    with Node.start(Config(node_id="host", pool_size="1MiB", cluster="blue", attach_listen=attach)):
+        assert member_beside(Config(attach=attach, cluster="green")).cluster == "green"
+        engine = EngineNodes.start(Config(attach=attach, node_id="engine"), Node.start, has_pages=True)
+        try:
+            assert {member.node_id for member in engine.member.members()} == {"host", "engine"}
+        finally:
+            engine.close()
+
+
 def test_sglangs_transfers_have_a_member_whatever_its_cache_is_attached_to(
     hosts_node: Node, attached: bool
 ) -> None:
@@ -127,9 +140,9 @@ def test_a_member_listens_where_other_hosts_reach_it_if_they_reach_the_hosts_nod
         ("[fd00::1]:7400", "127.0.0.1:0", "[fd00::1]:0"),
         ("127.0.0.1:7400", "127.0.0.1:0", "127.0.0.1:0"),
     ):
-        monkeypatch.setattr(nodes, "_address_of", lambda path, node=node: node)
+        monkeypatch.setattr(nodes, "_node_at", lambda path, node=node: (node, "p2pkv"))
         config = member_beside(dataclasses.replace(attaching, listen=listens))
         assert (config.join_addresses, config.listen) == ((node,), member)
-    monkeypatch.setattr(nodes, "_address_of", lambda path: "10.0.0.5:7400")
+    monkeypatch.setattr(nodes, "_node_at", lambda path: ("10.0.0.5:7400", "p2pkv"))
     with pytest.raises(ConfigError, match="secret_file"):
         member_beside(Config(attach="unix:/x"))

@@ -55,11 +55,15 @@ UniqueFd knock(const std::string& path, std::string* error) {
 
 bool greet(int connection, const Hello& hello, int brought, const Deadline& deadline, Welcome* welcome,
            UniqueFd* given, std::string* error) {
+  *welcome = Welcome{};
   if (send_packet(connection, hello, brought)) {
     while (wait_readable(connection, deadline)) {
       const Received received = receive_packet(connection, welcome, given);
       if (received == Received::kNothing) continue;
-      if (received != Received::kPacket || welcome->magic != kWelcomeMagic) {
+      // That of another version may have another length, but begins alike.
+      if (received == Received::kWrong && welcome->magic == kWelcomeMagic && welcome->version != kVersion)
+        welcome->refusal = static_cast<uint16_t>(Refusal::kVersion);
+      else if (received != Received::kPacket || welcome->magic != kWelcomeMagic) {
         *error = received == Received::kEnd ? "the node there hung up"
                                             : "who listens there is no node of p2pkv; is attach right?";
         return false;

@@ -208,6 +208,7 @@ bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const Owners& ali
     if (first_to_go == nullptr || goes_before(entry, *first_to_go, alive)) first_to_go = &entry;
   }
   const Entry fresh{put.key, put.sequence, put.location, now, kLive, {}};
+  spares_.remove(put.key, put.location.owner);
   if (n_owners >= kMaxOwners) {
     if (counts(*first_to_go, alive)) {
       const bool is_nearer = is_resident(fresh) && !is_resident(*first_to_go);
@@ -309,14 +310,15 @@ std::vector<Key> Shard::take_doubted(size_t limit) {
 
 void Shard::drop(const wire::DropEntry* entries, size_t n, uint32_t now) {
   doubt(entries, n);
+  const auto alive = owners();
   for (size_t i = 0; i < n; ++i) {
     Stripe& stripe = stripe_of(entries[i].key);
     std::lock_guard lock(stripe.mutex);
-    drop_one(stripe, entries[i], now);
+    drop_one(stripe, entries[i], *alive, now);
   }
 }
 
-void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) {
+void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const Owners& alive, uint32_t now) {
   const size_t mask = stripe.table.size() - 1;
   if (drop.sequence != 0) spares_.remove(drop.key, drop.owner);
   for (size_t slot = slot_of(stripe, drop.key); stripe.table[slot].state != kEmpty;
@@ -333,7 +335,7 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) 
     entry.sequence = std::max(entry.sequence, drop.sequence);
     entry.stamp = now;
     ++stripe.tombstones;
-    spares_.call(drop.key);
+    spares_.call(drop.key, [&](uint64_t owner) { return alive.count(owner) != 0; });
     return;
   }
 }

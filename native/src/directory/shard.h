@@ -194,7 +194,7 @@ class Shard {
   static bool goes_before(const Entry& a, const Entry& b, const Owners& alive);
   bool keeps(Stripe& stripe, const wire::CheckEntry& entry, const Owners& alive);
   void doubt(const wire::DropEntry* entries, size_t n);
-  void drop_one(Stripe& stripe, const wire::DropEntry& entry, uint32_t now);
+  void drop_one(Stripe& stripe, const wire::DropEntry& entry, const Owners& alive, uint32_t now);
   std::shared_ptr<const Owners> owners();
   std::shared_ptr<const Rings> rings();
   static bool has_place_in(const Rings& rings, const Key& key);
@@ -203,7 +203,7 @@ class Shard {
   Leftovers leftovers(uint32_t now);
   bool is_up_to_date(uint32_t now) const;
   // Whether there are entries left that will be leftovers soon.
-  static bool erase_leftovers(Stripe& stripe, const Leftovers& left);
+  bool erase_leftovers(Stripe& stripe, const Leftovers& left);
   template <typename IsGone>
   static void erase_if(Stripe& stripe, IsGone is_gone);
   // An entry has come that may be a leftover; or the rings have changed, and any may be one.

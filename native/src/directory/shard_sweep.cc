@@ -91,7 +91,7 @@ void Shard::sweep(uint32_t now) {
     if (entry.state == kTombstone) return age > kTombstoneSeconds;
     if (!drops_unknown || age <= kUnknownOwnerSeconds || counts(entry, *alive)) return false;
     note(entry, PageEvent::kOwnerGone);
-    spares_.call(entry.key);
+    spares_.call(entry.key, [&](uint64_t owner) { return alive->count(owner) != 0; });
     return true;
   });
 }
@@ -102,7 +102,9 @@ bool Shard::erase_leftovers(Stripe& stripe, const Leftovers& left) {
   erase_if(stripe, [&](const Entry& entry) {
     if (!left.is_foreign(entry)) return false;
     will_be_more |= left.is_fresh(entry);
-    return !left.is_fresh(entry);
+    if (left.is_fresh(entry)) return false;
+    spares_.remove(entry.key);
+    return true;
   });
   return will_be_more;
 }

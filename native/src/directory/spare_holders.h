@@ -53,15 +53,25 @@ class SpareHolders {
     if (found->second.empty()) forget(found);
   }
 
-  // A place is free.
-  void call(const Key& key) {
+  // A place is free: calls the first of which `is_there`, and forgets those before it.
+  template <typename IsThere>
+  void call(const Key& key, IsThere is_there) {
     if (is_empty_) return;
     const std::lock_guard lock(mutex_);
     const auto found = by_key_.find(key);
     if (found == by_key_.end()) return;
-    if (called_.size() < kMostCalled) called_.push_back({key, found->second.front()});
-    found->second.erase(found->second.begin());
-    if (found->second.empty()) forget(found);
+    std::vector<uint64_t>& spare = found->second;
+    const auto next = std::find_if(spare.begin(), spare.end(), is_there);
+    if (next != spare.end() && called_.size() < kMostCalled) called_.push_back({key, *next});
+    spare.erase(spare.begin(), next == spare.end() ? next : next + 1);
+    if (spare.empty()) forget(found);
+  }
+
+  // Others answer for this key now.
+  void remove(const Key& key) {
+    if (is_empty_) return;
+    const std::lock_guard lock(mutex_);
+    if (const auto found = by_key_.find(key); found != by_key_.end()) forget(found);
   }
 
   // Takes at most `limit` calls.

@@ -98,7 +98,8 @@ std::string BucketLayout::open() {
         std::sscanf(name.c_str(), "%16" SCNx64 ".seg", &id) == 1 && id > 0 && path_of(id) == path;
     UniqueFd fd(is_ours ? open_data(path, O_RDWR) : -ELOOP);
     // A start that is short of descriptors, or may not read a file, says nothing about what is in it.
-    if (fd.get() < 0 && fd.get() != -ELOOP) return "cannot open " + path + ": " + std::strerror(-fd.get());
+    if (fd.get() < 0 && fd.get() != -ELOOP && fd.get() != -EISDIR)
+      return "cannot open " + path + ": " + std::strerror(-fd.get());
     const int64_t nbytes = fd ? disk_.files.nbytes(path, false) : 0;
     const int64_t occupied = fd ? disk_.files.nbytes(path, true) : 0;
     if (nbytes < 0 || occupied < 0)

@@ -68,7 +68,8 @@ class ProbingMembership(TellingMembership):
         self._next_round = 0.0
         self._last_round = -math.inf
         self._reboot_not_before = -math.inf
-        self._rival_asked_since = math.inf
+        self._rival_asked: tuple[str, int] | None = None  # where, and in which boot
+        self._rival_asked_since = -math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._draining = threading.Event()
@@ -262,10 +263,10 @@ class ProbingMembership(TellingMembership):
             return
         reply = None
         if rival.boot_epoch >= own.boot_epoch and rival.address != own.address:
-            reply = self._ask_rival(rival.address, now)
+            reply = self._ask_rival(rival, now)
             if reply is None and now < self._rival_asked_since + self._timing.duplicate_patience:
                 return
-        roster.rival, self._rival_asked_since = None, math.inf
+        roster.rival, self._rival_asked = None, None
         self._namesakes.clear()
         if rival.boot_epoch < own.boot_epoch:
             return
@@ -291,9 +292,11 @@ class ProbingMembership(TellingMembership):
         self._listeners.on_reboot(roster.own.boot_epoch)
         self._network.announce(*key_and_boot(roster.own))
 
-    def _ask_rival(self, address: str, now: float) -> ProbeReply | None:
-        """Return what is answered there, now or late to an earlier question; None if nothing is yet."""
-        self._rival_asked_since = min(now, self._rival_asked_since)
+    def _ask_rival(self, rival: Member, now: float) -> ProbeReply | None:
+        """Return what it answers, now or late to an earlier question; None if nothing yet."""
+        address = rival.address
+        if self._rival_asked != (address, rival.boot_epoch):
+            self._rival_asked, self._rival_asked_since = (address, rival.boot_epoch), now
         if (late := self._namesakes.get(address)) is not None:
             return late
         self._punctuality.promise(self._timing.duplicate_timeout)
