@@ -18,12 +18,12 @@ from typing import Any
 from p2pkv import _native
 from p2pkv.address import is_loopback, split_address
 from p2pkv.config import Config
-from p2pkv.directory.view import DEFAULT_CLUSTER
 from p2pkv.errors import ControlError
 from p2pkv.node import Node
 
 _log = logging.getLogger(__name__)
 
+_DEFAULT_CLUSTER = next(field.default for field in dataclasses.fields(Config) if field.name == "cluster")
 _ANSWER_S = 5.0
 """How long the host's node may take to say where it is."""
 
@@ -89,7 +89,7 @@ def member_beside(config: Config) -> Config:
         return config
     node, cluster = _node_at(config.attach_path)
     changes: dict[str, Any] = {"attach": "", "pool_size": 0}
-    if config.cluster == DEFAULT_CLUSTER:  # as for the engine itself, whose pages are of that cluster
+    if config.cluster == _DEFAULT_CLUSTER:  # as for the engine itself, whose pages are of that cluster
         changes["cluster"] = cluster
     if not config.join_addresses and config.store is None:
         changes["join"] = (node,)
