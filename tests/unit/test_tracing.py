@@ -209,6 +209,7 @@ def test_without_the_package_the_start_says_what_to_install(monkeypatch: pytest.
         Node.start(Config(pool_size="64KiB", tracing=True))
 
 
+@pytest.mark.usefixtures("running")
 def test_a_request_is_named_where_its_call_was_counted(nodes: tuple[Node, Node]) -> None:
     _, reader = nodes
     pages = np.zeros((1, PAGE), np.uint8)
