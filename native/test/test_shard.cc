@@ -311,7 +311,7 @@ TEST(shard_says_which_entries_it_has) {
   CHECK(keeps(7, 9, 8));  // there is no room for a ninth
 }
 
-// Of those who count.
+// Names the holders that count.
 std::set<uint64_t> holders_of(Shard& shard, uint64_t name) {
   std::set<uint64_t> holders;
   for (const auto& known : shard.entries_of(key_of(name), 200)) {

@@ -29,17 +29,17 @@ from p2pkv.page import as_locations
 _log = logging.getLogger(__name__)
 
 _MISSED_S = 0.02
-"""For telling the node that owners of entries may lack what it stored: a call may be over its deadline by then."""
+"""It is what telling the node takes that owners of entries may lack what it stored: a call may be over its deadline."""
 
 
 @dataclass(slots=True)
 class Stored:
-    """What became of a publish."""
+    """It says what became of a publish."""
 
     published: _native.AttachedPublish
     """The pages that can be read now, and what the directory is to be told of them, as the node has said it last."""
     nbytes: int
-    """Of pages that were stored."""
+    """These are of pages that were stored."""
     unstored: dict[str, int]
     """How many pages are not there, by the reasons of ``p2pkv_unpublished_pages_total``."""
 
@@ -138,7 +138,7 @@ class _Run:
         if last is not None and len(last.is_found()) == len(self._call.ids):
             published = last  # it was one round of all
         elif last is not None and (self._n_found or last.is_draining):
-            # Of all of them now: a later round of a batch larger than the pool may have evicted pages of one before.
+            # All are named now: a later round of a batch larger than the pool may have evicted pages of one before.
             published = self.name()
             if not _is_answered(published):
                 self._attachment.tell_missed(self._call.ids, _MISSED_S)

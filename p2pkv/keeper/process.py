@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import Keeper, PoolMemory
@@ -55,7 +55,8 @@ class ProcessKeeper(Keeper):
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with ExitStack() as undo:
+            undo.callback(connection.close)
             connection.settimeout(_ANSWER_S)
             connection.connect(self._path)
             if user_of(connection) != os.geteuid():
@@ -63,9 +64,7 @@ class ProcessKeeper(Keeper):
                     f"keeper is 'unix:{self._path}', and another user's process listens there; it would be given this "
                     "node's pages, to write to as well: name a path in a folder of mode 0700 that is this user's"
                 )
-        except BaseException:
-            connection.close()
-            raise
+            undo.pop_all()
         return connection
 
     def _ask(self, verb: str, memory: PoolMemory | None = None) -> PoolMemory | None:

@@ -24,7 +24,7 @@ class SpareHolders {
     uint64_t owner;
   };
 
-  // Of a key as many as have a place: all of these may go at once.
+  // A key has as many of them as it has places, since all who have one may go at once.
   static constexpr size_t kMostOfAKey = 8;
   // Beyond these bounds spare holders are forgotten, and calls are not made.
   static constexpr size_t kMostKeys = 1 << 16;
