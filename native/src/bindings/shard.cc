@@ -172,11 +172,20 @@ void bind_shard(nb::module_& m) {
           "keys"_a, "locations"_a, "found"_a, "others"_a.none())
       .def(
           "set_view",
-          [](Shard& self, const std::vector<uint64_t>& owners, const std::vector<uint64_t>& boots) {
-            if (owners.size() != boots.size()) throw nb::value_error("owners and boots differ in length");
-            self.set_view(owners.data(), boots.data(), owners.size());
+          [](Shard& self, const std::vector<uint64_t>& owners, const std::vector<uint64_t>& boots,
+             const std::vector<uint64_t>& since, size_t n_away) {
+            const size_t n = owners.size();
+            if (n != boots.size()) throw nb::value_error("owners and boots differ in length");
+            if (!since.empty() && n != since.size())
+              throw nb::value_error("owners and since differ in length");
+            if (n_away > n) throw nb::value_error("more are away than there are owners");
+            std::vector<OwnerLives::Life> lives;
+            for (size_t i = 0; i < n; ++i) {
+              lives.push_back({owners[i], boots[i], since.empty() ? boots[i] : since[i], i >= n - n_away});
+            }
+            self.set_view(lives);
           },
-          "owners"_a, "boots"_a)
+          "owners"_a, "boots"_a, "since"_a = std::vector<uint64_t>(), "n_away"_a = 0)
       .def(
           "set_rings",
           [](Shard& self, const std::vector<std::shared_ptr<RingTable>>& rings) {

@@ -135,18 +135,19 @@ std::vector<int64_t> FetchBatch::unlocated() const {
 void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Location* locations, size_t n,
                         Shard* shard, LocationCache* cache) {
   std::vector<uint8_t> present(found, found + n);
-  shard->keep_present(locations, present.data(), n);
+  std::vector<Location> there(locations, locations + n);
+  shard->keep_present(there.data(), present.data(), n);
   is_looked_up_.resize(n_pages());
   std::vector<Key> keys;
   std::vector<Location> fresh;
   for (size_t i = 0; i < n; ++i) {
     if (present[i] == 0) continue;
     const auto page = static_cast<size_t>(pages[i]);
-    locations_[page] = locations[i];
+    locations_[page] = there[i];
     states_[page] = State::kLocated;
     is_looked_up_[page] = 1;
     keys.push_back(keys_[page]);
-    fresh.push_back(locations[i]);
+    fresh.push_back(there[i]);
   }
   cache->put(keys.data(), fresh.data(), keys.size());
 }

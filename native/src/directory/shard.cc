@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "base/clock.h"
@@ -21,7 +22,7 @@ constexpr uint64_t kOddFraction = 0x9e37'79b9'7f4a'7c15;
 Shard::Shard(uint64_t max_entries, std::shared_ptr<PageHistory> history)
     : max_entries_a_stripe_(std::max<uint64_t>(1, max_entries / kStripes)),
       history_(std::move(history)),
-      owners_(std::make_shared<const Owners>()) {
+      lives_(std::make_shared<const OwnerLives>()) {
   for (Stripe& stripe : stripes_) stripe.take(std::vector<Entry>(kFirstTable));
 }
 
@@ -45,15 +46,16 @@ uint32_t Shard::now() const {
   return simulated < 0 ? steady_seconds() : static_cast<uint32_t>(simulated);
 }
 
-std::shared_ptr<const Shard::Owners> Shard::owners() {
-  std::lock_guard lock(owners_mutex_);
-  return owners_;
+std::shared_ptr<const OwnerLives> Shard::lives() {
+  std::lock_guard lock(lives_mutex_);
+  return lives_;
 }
 
 void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) {
-  const auto alive = owners();
+  const auto lives = this->lives();
   const Leftovers left = leftovers(now());
-  const Location* counted = nullptr;  // of an owner that counts: pages of one prompt are of few owners
+  Location counted{};  // of an owner that counts, as it was told: pages of one prompt are of few owners
+  uint64_t boot = 0;   // that one's now
   for (size_t i = 0; i < std::min(n, kAhead); ++i) prefetch(keys[i]);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) prefetch(keys[i + kAhead]);
@@ -65,14 +67,17 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
          slot = (slot + 1) & mask) {
       const Entry& entry = stripe.table[slot];
       if (!(entry.key == keys[i])) continue;
-      const bool is_of_counted = counted != nullptr && entry.state == kLive &&
-                                 entry.location.owner == counted->owner &&
-                                 entry.location.boot == counted->boot;
-      if (!is_of_counted && !counts(entry, *alive)) continue;
+      const bool is_of_counted = boot != 0 && entry.state == kLive && entry.location.owner == counted.owner &&
+                                 entry.location.boot == counted.boot;
+      if (!is_of_counted && !counts(entry, *lives)) continue;
       if (left.has(entry)) continue;
       found[i] = 1;
+      if (!is_of_counted) {
+        counted = entry.location;
+        boot = lives->now(counted).boot;
+      }
       locations[i] = entry.location;
-      counted = &locations[i];
+      locations[i].boot = boot;
       if ((entry.location.flags & kResident) != 0) break;  // no other copy is nearer
     }
   }
@@ -80,7 +85,7 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
 
 void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named,
                         std::vector<Location>* locations) {
-  const auto alive = owners();
+  const auto lives = this->lives();
   const Leftovers left = leftovers(now());
   const size_t n_most = std::min(most, kMostHolders);
   // All pages of a question have one draw, so that of pages that lie together with many nodes the same ones
@@ -98,8 +103,8 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
       for (size_t slot = slot_of(stripe, keys[i]); stripe.table[slot].state != kEmpty;
            slot = (slot + 1) & mask) {
         const Entry& entry = stripe.table[slot];
-        if (!(entry.key == keys[i]) || !counts(entry, *alive) || left.has(entry)) continue;
-        locations->push_back(entry.location);
+        if (!(entry.key == keys[i]) || !counts(entry, *lives) || left.has(entry)) continue;
+        locations->push_back(lives->now(entry.location));
       }
     }
     const auto begin = locations->begin() + static_cast<ptrdiff_t>(first);
@@ -122,7 +127,7 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
 }
 
 std::vector<Shard::Known> Shard::entries_of(const Key& key, uint32_t now) {
-  const auto alive = owners();
+  const auto lives = this->lives();
   const Leftovers left = leftovers(now);
   Stripe& stripe = stripe_of(key);
   std::vector<Known> known;
@@ -132,7 +137,7 @@ std::vector<Shard::Known> Shard::entries_of(const Key& key, uint32_t now) {
     const Entry& entry = stripe.table[slot];
     if (!(entry.key == key)) continue;
     const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
-    known.push_back({entry.location, age, entry.state == kLive, counts(entry, *alive) && !left.has(entry)});
+    known.push_back({entry.location, age, entry.state == kLive, counts(entry, *lives) && !left.has(entry)});
   }
   return known;
 }
@@ -141,23 +146,26 @@ void Shard::note(const Entry& entry, PageEvent event) {
   if (history_) history_->note(entry.key, event, entry.location.owner);
 }
 
-void Shard::keep_present(const Location* locations, uint8_t* found, size_t n) {
-  const auto alive = owners();
+void Shard::keep_present(Location* locations, uint8_t* found, size_t n) {
+  const auto lives = this->lives();
   for (size_t i = 0; i < n; ++i) {
     if (found[i] == 0) continue;
-    const auto owner = alive->find(locations[i].owner);
-    if (owner == alive->end() || owner->second != locations[i].boot) found[i] = 0;
+    if (lives->counts(locations[i])) {
+      locations[i] = lives->now(locations[i]);
+    } else {
+      found[i] = 0;
+    }
   }
 }
 
 size_t Shard::put(const wire::PutEntry* entries, size_t n, uint32_t now) {
-  const auto alive = owners();
+  const auto lives = this->lives();
   const auto rings = this->rings();
   size_t refused = 0;
   for (size_t i = 0; i < n; ++i) {
     Stripe& stripe = stripe_of(entries[i].key);
     std::lock_guard lock(stripe.mutex);
-    if (!put_one(stripe, entries[i], *alive, now)) ++refused;
+    if (!put_one(stripe, entries[i], *lives, now)) ++refused;
     if (rings != nullptr && !has_place_in(*rings, entries[i].key)) look_for_leftovers();
   }
   return refused;
@@ -173,20 +181,19 @@ void Shard::put_own(const wire::PutEntry* entries, size_t n, uint32_t now, uint8
   put(own.data(), own.size(), now);
 }
 
-bool Shard::counts(const Entry& entry, const Owners& alive) {
-  const auto owner = alive.find(entry.location.owner);
-  return entry.state == kLive && owner != alive.end() && owner->second == entry.location.boot;
+bool Shard::counts(const Entry& entry, const OwnerLives& lives) {
+  return entry.state == kLive && lives.counts(entry.location);
 }
 
-bool Shard::goes_before(const Entry& a, const Entry& b, const Owners& alive) {
+bool Shard::goes_before(const Entry& a, const Entry& b, const OwnerLives& lives) {
   if (a.state != b.state) return a.state == kTombstone;
-  const bool a_counts = counts(a, alive);
-  if (a_counts != counts(b, alive)) return !a_counts;
+  const bool a_counts = counts(a, lives);
+  if (a_counts != counts(b, lives)) return !a_counts;
   if (a_counts && is_resident(a) != is_resident(b)) return !is_resident(a);
   return a.stamp < b.stamp;
 }
 
-bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const Owners& alive, uint32_t now) {
+bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const OwnerLives& lives, uint32_t now) {
   const size_t mask = stripe.table.size() - 1;
   int n_owners = 0;
   Entry* first_to_go = nullptr;
@@ -205,12 +212,12 @@ bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const Owners& ali
       return true;
     }
     ++n_owners;
-    if (first_to_go == nullptr || goes_before(entry, *first_to_go, alive)) first_to_go = &entry;
+    if (first_to_go == nullptr || goes_before(entry, *first_to_go, lives)) first_to_go = &entry;
   }
   const Entry fresh{put.key, put.sequence, put.location, now, kLive, {}};
   spares_.remove(put.key, put.location.owner);
   if (n_owners >= kMaxOwners) {
-    if (counts(*first_to_go, alive)) {
+    if (counts(*first_to_go, lives)) {
       const bool is_nearer = is_resident(fresh) && !is_resident(*first_to_go);
       spares_.add(put.key, is_nearer ? first_to_go->location.owner : put.location.owner);
       if (!is_nearer) return true;
@@ -263,15 +270,15 @@ void Shard::erase(Stripe& stripe, size_t slot) {
 }
 
 void Shard::check(const wire::CheckEntry* entries, size_t n, uint8_t* kept) {
-  const auto alive = owners();
+  const auto lives = this->lives();
   for (size_t i = 0; i < n; ++i) {
     Stripe& stripe = stripe_of(entries[i].key);
     std::lock_guard lock(stripe.mutex);
-    kept[i] = keeps(stripe, entries[i], *alive) ? 1 : 0;
+    kept[i] = keeps(stripe, entries[i], *lives) ? 1 : 0;
   }
 }
 
-bool Shard::keeps(Stripe& stripe, const wire::CheckEntry& asked, const Owners& alive) {
+bool Shard::keeps(Stripe& stripe, const wire::CheckEntry& asked, const OwnerLives& lives) {
   const size_t mask = stripe.table.size() - 1;
   int n_owners = 0;
   for (size_t slot = slot_of(stripe, asked.key); stripe.table[slot].state != kEmpty;
@@ -279,7 +286,7 @@ bool Shard::keeps(Stripe& stripe, const wire::CheckEntry& asked, const Owners& a
     const Entry& entry = stripe.table[slot];
     if (!(entry.key == asked.key)) continue;
     if (entry.state == kLive && mark_of(entry.location) == asked.mark) return true;
-    n_owners += counts(entry, alive) ? 1 : 0;
+    n_owners += counts(entry, lives) ? 1 : 0;
   }
   return n_owners >= kMaxOwners;
 }
@@ -310,32 +317,34 @@ std::vector<Key> Shard::take_doubted(size_t limit) {
 
 void Shard::drop(const wire::DropEntry* entries, size_t n, uint32_t now) {
   doubt(entries, n);
-  const auto alive = owners();
+  const auto lives = this->lives();
   for (size_t i = 0; i < n; ++i) {
     Stripe& stripe = stripe_of(entries[i].key);
     std::lock_guard lock(stripe.mutex);
-    drop_one(stripe, entries[i], *alive, now);
+    drop_one(stripe, entries[i], *lives, now);
   }
 }
 
-void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const Owners& alive, uint32_t now) {
+void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const OwnerLives& lives, uint32_t now) {
   const size_t mask = stripe.table.size() - 1;
   if (drop.sequence != 0) spares_.remove(drop.key, drop.owner);
   for (size_t slot = slot_of(stripe, drop.key); stripe.table[slot].state != kEmpty;
        slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
     if (entry.state != kLive || !(entry.key == drop.key) || entry.location.owner != drop.owner) continue;
-    if (entry.location.boot != drop.boot) return;
+    if (!lives.is_one_life(drop.owner, entry.location.boot, drop.boot)) return;
     const bool is_any = drop.generation == wire::kAnyGeneration && drop.sequence != 0;
     if (!is_any && entry.location.generation != drop.generation) return;
     // an owner's own word is older than what it put since; generations don't tell, pages on disk have none
-    if (drop.sequence != 0 && drop.sequence < entry.sequence) return;
+    const auto said = std::pair(drop.boot, drop.sequence);
+    const auto known = std::pair(entry.location.boot, entry.sequence);
+    if (drop.sequence != 0 && said < known) return;
     entry.state = kTombstone;
     note(entry, drop.sequence == 0 ? PageEvent::kEntryDoubted : PageEvent::kEntryDropped);
-    entry.sequence = std::max(entry.sequence, drop.sequence);
+    if (drop.sequence != 0) std::tie(entry.location.boot, entry.sequence) = said;
     entry.stamp = now;
     ++stripe.tombstones;
-    spares_.call(drop.key, [&](uint64_t owner) { return alive.count(owner) != 0; });
+    spares_.call(drop.key, [&](uint64_t owner) { return lives.is_present(owner); });
     return;
   }
 }

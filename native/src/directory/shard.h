@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "directory/other_holders.h"
+#include "directory/owner_lives.h"
 #include "directory/ring_table.h"
 #include "directory/spare_holders.h"
 #include "net/wire.h"
@@ -37,7 +37,7 @@ class Shard {
     Location location;
     uint32_t age;      // seconds since it was said
     bool is_live;      // else its owner, or a reader, has taken it back
-    bool is_counting;  // its owner is in the view, in this boot, and it is no leftover
+    bool is_counting;  // its owner is in the view, in this life, and it is no leftover
   };
 
   // `history`, if there is one, is told of entries that go.
@@ -86,7 +86,10 @@ class Shard {
   // there is now.
   std::vector<SpareHolders::Called> take_called(size_t limit) { return spares_.take_called(limit); }
 
-  // From now on only entries of these (owner, boot epoch) pairs count.
+  // From now on only entries of these owners' lives count. Those of who is away are kept meanwhile, in places
+  // that nobody else needs.
+  void set_view(const std::vector<OwnerLives::Life>& lives);
+  // The same of owners whose pages end with each boot.
   void set_view(const uint64_t* owners, const uint64_t* boots, size_t n);
 
   // From now on these are the rings by which the shard's own node may be asked for a key: that of the view,
@@ -100,8 +103,9 @@ class Shard {
   // shard's by now: nothing is dropped for it, and nothing is a leftover.
   void confirm_view(uint32_t now);
 
-  // Clears `found[i]` where `locations[i]` is of an owner, or a boot of one, that is not in the view.
-  void keep_present(const Location* locations, uint8_t* found, size_t n);
+  // Clears `found[i]` where `locations[i]` is of an owner, or a life of one, that is not in the view, and has
+  // the others name the boot that their owners have now.
+  void keep_present(Location* locations, uint8_t* found, size_t n);
 
   // Drops what no longer counts in the next stripe; call it regularly. Bounded work: one stripe of kStripes.
   void sweep(uint32_t now);
@@ -154,7 +158,6 @@ class Shard {
     void take(std::vector<Entry> next);
   };
 
-  using Owners = std::unordered_map<uint64_t, uint64_t>;  // owner -> boot epoch
   using Rings = std::vector<std::shared_ptr<const RingTable>>;
 
   // Tells which entries are leftovers. Empty where none is.
@@ -186,16 +189,16 @@ class Shard {
   static bool insert(Stripe& stripe, const Entry& entry);
   static void grow(Stripe& stripe);
   static void erase(Stripe& stripe, size_t slot);
-  bool put_one(Stripe& stripe, const wire::PutEntry& entry, const Owners& alive, uint32_t now);
+  bool put_one(Stripe& stripe, const wire::PutEntry& entry, const OwnerLives& lives, uint32_t now);
   // Whether the entry is one to answer with.
-  static bool counts(const Entry& entry, const Owners& alive);
+  static bool counts(const Entry& entry, const OwnerLives& lives);
   static bool is_resident(const Entry& entry) { return (entry.location.flags & kResident) != 0; }
   // Whether `a` is the better one of a key's entries to be replaced.
-  static bool goes_before(const Entry& a, const Entry& b, const Owners& alive);
-  bool keeps(Stripe& stripe, const wire::CheckEntry& entry, const Owners& alive);
+  static bool goes_before(const Entry& a, const Entry& b, const OwnerLives& lives);
+  bool keeps(Stripe& stripe, const wire::CheckEntry& entry, const OwnerLives& lives);
   void doubt(const wire::DropEntry* entries, size_t n);
-  void drop_one(Stripe& stripe, const wire::DropEntry& entry, const Owners& alive, uint32_t now);
-  std::shared_ptr<const Owners> owners();
+  void drop_one(Stripe& stripe, const wire::DropEntry& entry, const OwnerLives& lives, uint32_t now);
+  std::shared_ptr<const OwnerLives> lives();
   std::shared_ptr<const Rings> rings();
   static bool has_place_in(const Rings& rings, const Key& key);
   // What is one now. Nothing if all stripes have been swept since the last came, or if nobody says that the
@@ -221,11 +224,11 @@ class Shard {
   SpareHolders spares_;
   std::mutex doubts_mutex_;
   std::unordered_set<Key, KeyHash> doubted_;  // guarded by doubts_mutex_
-  std::mutex owners_mutex_;
-  std::shared_ptr<const Owners> owners_;  // guarded by owners_mutex_, as all below; replaced, never changed
-  std::shared_ptr<const Rings> rings_;    // null: not known
-  bool is_confirmed_ = false;             // ever
-  uint32_t confirmed_since_ = 0;          // without a gap
+  std::mutex lives_mutex_;
+  std::shared_ptr<const OwnerLives> lives_;  // guarded by lives_mutex_, as all below; replaced, never changed
+  std::shared_ptr<const Rings> rings_;       // null: not known
+  bool is_confirmed_ = false;                // ever
+  uint32_t confirmed_since_ = 0;             // without a gap
   uint32_t confirmed_at_ = 0;
   size_t next_sweep_ = 0;             // used by the sweeping thread only
   std::atomic<uint64_t> n_draws_{0};  // questions for holders so far

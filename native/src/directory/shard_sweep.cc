@@ -9,10 +9,15 @@
 namespace p2pkv {
 
 void Shard::set_view(const uint64_t* owners, const uint64_t* boots, size_t n) {
-  auto next = std::make_shared<Owners>();
-  for (size_t i = 0; i < n; ++i) next->emplace(owners[i], boots[i]);
-  std::lock_guard lock(owners_mutex_);
-  owners_ = std::move(next);
+  std::vector<OwnerLives::Life> lives;
+  for (size_t i = 0; i < n; ++i) lives.push_back({owners[i], boots[i], boots[i]});
+  set_view(lives);
+}
+
+void Shard::set_view(const std::vector<OwnerLives::Life>& lives) {
+  auto next = std::make_shared<const OwnerLives>(lives);
+  std::lock_guard lock(lives_mutex_);
+  lives_ = std::move(next);
 }
 
 void Shard::set_rings(std::vector<std::shared_ptr<const RingTable>> rings) {
@@ -23,13 +28,13 @@ void Shard::set_rings(std::vector<std::shared_ptr<const RingTable>> rings) {
   if (const Leftovers left = leftovers(now()); left.may_be()) {
     for (Stripe& stripe : stripes_) erase_leftovers(stripe, left);
   }
-  std::lock_guard lock(owners_mutex_);
+  std::lock_guard lock(lives_mutex_);
   rings_ = std::move(next);
   look_for_leftovers();
 }
 
 std::shared_ptr<const Shard::Rings> Shard::rings() {
-  std::lock_guard lock(owners_mutex_);
+  std::lock_guard lock(lives_mutex_);
   return rings_;
 }
 
@@ -39,7 +44,7 @@ bool Shard::has_place_in(const Rings& rings, const Key& key) {
 
 Shard::Leftovers Shard::leftovers(uint32_t now) {
   if (n_unswept_ == 0) return {};
-  std::lock_guard lock(owners_mutex_);
+  std::lock_guard lock(lives_mutex_);
   if (!is_up_to_date(now)) return {};
   return {rings_, now};
 }
@@ -59,14 +64,14 @@ bool Shard::is_up_to_date(uint32_t now) const {
 }
 
 void Shard::confirm_view(uint32_t now) {
-  std::lock_guard lock(owners_mutex_);
+  std::lock_guard lock(lives_mutex_);
   if (!is_confirmed_ || now - confirmed_at_ > kConfirmedSeconds) confirmed_since_ = now;
   is_confirmed_ = true;
   confirmed_at_ = now;
 }
 
 bool Shard::knows_everybody(uint32_t now) {
-  std::lock_guard lock(owners_mutex_);
+  std::lock_guard lock(lives_mutex_);
   const uint32_t confirmed = now > confirmed_since_ ? now - confirmed_since_ : 0;
   return is_up_to_date(now) && confirmed > kUnknownOwnerSeconds;
 }
@@ -82,16 +87,17 @@ void Shard::sweep(uint32_t now) {
       n_unswept_.compare_exchange_strong(n_unswept, n_unswept - 1);  // unless more have come meanwhile
     }
   }
-  const auto alive = owners();
+  const auto lives = this->lives();
   const bool drops_unknown = knows_everybody(now);
   std::lock_guard lock(stripe.mutex);
   erase_if(stripe, [&](const Entry& entry) {
     // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
     const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
     if (entry.state == kTombstone) return age > kTombstoneSeconds;
-    if (!drops_unknown || age <= kUnknownOwnerSeconds || counts(entry, *alive)) return false;
+    if (!drops_unknown || age <= kUnknownOwnerSeconds || counts(entry, *lives)) return false;
+    if (lives->may_come_back(entry.location)) return false;
     note(entry, PageEvent::kOwnerGone);
-    spares_.call(entry.key, [&](uint64_t owner) { return alive->count(owner) != 0; });
+    spares_.call(entry.key, [&](uint64_t owner) { return lives->is_present(owner); });
     return true;
   });
 }
