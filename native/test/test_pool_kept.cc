@@ -128,6 +128,26 @@ TEST(pool_kept_epochs_are_known_to_a_successor) {
     CHECK(known.greatest({epoch.name_space}) == epoch.epoch);
 }
 
+TEST(pool_kept_boots_are_known_to_a_successor) {
+  auto pool = make_kept_pool(2);
+  const KeptMemory memory(*pool);
+  const auto follow = [&] {
+    CHECK(pool->leave_memory());
+    pool.reset();
+    pool = adopt(memory, 2);
+    return std::pair(pool->first_boots().since, pool->first_boots().last);
+  };
+  using Boots = std::pair<uint64_t, uint64_t>;
+  CHECK(follow() == Boots(0, 0));  // of before it was written
+  pool->keep_boots({5, 5});
+  CHECK(follow() == Boots(5, 5));
+  pool->keep_boots({5, 9});
+  CHECK(follow() == Boots(5, 9));
+  CHECK(follow() == Boots(5, 9));
+  pool->keep_boots({11, 9});  // killed after the first of the two was written
+  CHECK(follow() == Boots(0, 0));
+}
+
 TEST(pool_kept_is_not_adopted_while_somebody_may_write_to_it) {
   auto pool = make_kept_pool(2);
   const KeptMemory memory(*pool);

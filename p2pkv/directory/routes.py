@@ -28,6 +28,8 @@ class Route:
     """The same without the newcomers, to whom not everything may have been put yet; None: there are none."""
     before_until: float = 0.0
     """When nobody is new any more, a time of the clock's ``monotonic()``."""
+    away: tuple[Member, ...] = ()
+    """Those who may come back with their pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,14 @@ class Routes:
         """What requests go by that begin now."""
 
     def follow(self, view: View) -> None:
-        """Route by ``view`` from now on; entries of owners outside it stop counting."""
+        """Route by ``view`` from now on; entries of owners outside it stop counting, for as long as they are away."""
         present = view.present()
         settled = self._newcomers.settled(present)
         old = self.now
         has_newcomers = 0 < len(settled) < len(present)
         before = self._made(settled, like=old.before or old) if has_newcomers else None
-        self._take(self._made(present, like=old, before=before))
+        away = tuple(member for member in view.values() if member.may_come_back)
+        self._take(replace(self._made(present, like=old, before=before), away=away))
 
     def confirm(self) -> None:
         """Say that the last view still is up to date; without it no entry is swept out. Newcomers settle by it."""
@@ -86,8 +89,13 @@ class Routes:
         return beside
 
     def _take(self, route: Route) -> None:
-        members = route.ring.members
-        self._shard.set_view(route.member_keys.tolist(), [member.boot_epoch for member in members])
+        members = [*route.ring.members, *route.away]
+        self._shard.set_view(
+            [*route.member_keys.tolist(), *(member.key for member in route.away)],
+            [member.boot_epoch for member in members],
+            [member.first_boot for member in members],
+            n_away=len(route.away),
+        )
         self._shard.set_rings([route.table] if route.before is None else [route.table, route.before.table])
         self.now = route
 

@@ -49,7 +49,7 @@ class Member:
 
     node_id: str
     boot_epoch: int
-    """Grows with each start of the node: what it held in an earlier boot is gone."""
+    """Grows with each start of the node: what it held in boots before ``first_boot`` is gone."""
     address: str
     """``host:port`` of its control socket."""
     incarnation: int = 0
@@ -61,6 +61,9 @@ class Member:
     """Its share of the directory, in those of an ordinary node; 0: it holds no entries."""
     is_draining: bool = False
     """It is about to leave: it hands its pages over, and takes none over from others."""
+    kept_since: int = 0
+    """The first of its boots in which its pool was the memory that it is now, which outlives its process; 0: it ends
+    with that."""
 
     @property
     def precedence(self) -> tuple[int, int, int, str]:
@@ -79,6 +82,16 @@ class Member:
     def condition(self) -> str:
         """The name of its state, or ``DRAINING`` if it is alive and about to leave."""
         return "DRAINING" if self.is_draining and self.state is State.ALIVE else self.state.name
+
+    @property
+    def first_boot(self) -> int:
+        """The first boot whose pages are still where they were."""
+        return self.kept_since or self.boot_epoch
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether the node is away, and may come back with its pages where they were."""
+        return not self.is_present and self.kept_since > 0 and not self.is_draining
 
     @property
     def is_present(self) -> bool:
@@ -185,6 +198,8 @@ def flaw(member: Member) -> str | None:
         return f"{who}: address {member.address[:MAX_ADDRESS_BYTES]!r} is not host:port"
     if not 0 <= member.boot_epoch < _INTEGER_LIMIT or not 0 <= member.incarnation < _INTEGER_LIMIT:
         return f"{who}: boot epoch or incarnation is not in 0 to 2**63 - 1"
+    if not 0 <= member.kept_since <= member.boot_epoch:
+        return f"{who}: its pool is kept since boot epoch {member.kept_since}, which is none up to its own"
     if not (math.isfinite(member.weight) and 0 <= member.weight <= MAX_WEIGHT):
         return f"{who}: weight {member.weight} is not 0 to {MAX_WEIGHT:g}"
     if len(member.transports) > MAX_TRANSPORTS:
@@ -256,6 +271,7 @@ class _WireMember(msgspec.Struct, omit_defaults=True):
     transports: dict[str, str]
     weight: float
     draining: bool = False
+    kept: int = 0
 
 
 class _WireDoubt(msgspec.Struct):
@@ -304,6 +320,7 @@ def encode(
             transports=dict(member.transports),
             weight=member.weight,
             draining=member.is_draining,
+            kept=member.kept_since,
         )
         for member in members
     ]
@@ -358,6 +375,7 @@ def _member(wire: _WireMember) -> Member:
         transports=wire.transports,
         weight=wire.weight,
         is_draining=wire.draining,
+        kept_since=wire.kept,
     )
     wrong = flaw(member)
     if wrong is not None:

@@ -2,7 +2,8 @@
 
 With a keeper the pool's memory outlives this process, however it ends. A successor goes on with it when the kernel says
 that its predecessor can write no more; where anything of it is not as it has to be, it starts with an empty pool. The
-pages are the node's from then on, where they were, under the boot of this life: they are announced as after a loss.
+pages are the node's from then on, where they were. What other nodes know of their places counts on, and they are
+announced besides as after a loss.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 
 from p2pkv import _native
 from p2pkv.config import HUGE_PAGES, Config
+from p2pkv.directory.membership.base import KeptBoots
 from p2pkv.directory.view import DEFAULT_CLUSTER
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import Keeper, PoolMemory
@@ -69,6 +71,10 @@ class KeptPool:
             # before anything is published, so that it is either lost whole or kept whole
             self._keeper.keep(PoolMemory(pool.fd, pool.native.records_fd))
         return pool
+
+    def boots(self, pool: Pool) -> KeptBoots | None:
+        """Return in which boots before this one the pool was the same memory; None if it ends with this process."""
+        return KeptBoots(*pool.native.first_boots()) if self.is_kept else None
 
     def _adopt(self, left: PoolMemory, changes: _native.ChangeLog) -> Pool | None:
         try:

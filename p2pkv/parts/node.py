@@ -13,7 +13,7 @@ from p2pkv._native import FaultyFiles
 from p2pkv.config import Config
 from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.epochs import EpochKeeper
-from p2pkv.directory.membership.base import Identity, Listeners, Membership
+from p2pkv.directory.membership.base import Claim, Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.routers import KnownRouters
@@ -303,6 +303,7 @@ class NodeParts:
                 weight=0.0 if caching is None else 1.0,
                 cluster=config.cluster,
                 last_boot_epoch=self._boot_file.read() if self._boot_file is not None else 0,
+                kept=None if caching is None else caching.kept.boots(caching.pool),
             ),
             join=config.join_addresses,
             listeners=Listeners(
@@ -310,7 +311,7 @@ class NodeParts:
                 on_resurrected=self._resurrected,
                 on_expelled=self._expelled,
                 on_reboot=self._rebooted,
-                on_claimed=self._remember_boot,
+                on_claimed=self._claimed,
                 **confirmed,
             ),
             clock=clock,
@@ -408,12 +409,14 @@ class NodeParts:
         if self.caching is not None:
             self.caching.resurrected()
 
-    def _remember_boot(self, boot: int) -> None:
+    def _claimed(self, claim: Claim) -> None:
         if self._boot_file is not None:
-            self._boot_file.write(boot)
+            self._boot_file.write(claim.boot_epoch)
+        if self.caching is not None:
+            self.caching.pool.native.keep_boots(claim.kept_since, claim.boot_epoch)
 
     def _rebooted(self, boot: int) -> None:
-        self._remember_boot(boot)
+        self._claimed(Claim(boot, boot))
         self.offers.announce(self.own_key, boot)
         if self.caching is not None:
             self.caching.rebooted(boot)

@@ -126,6 +126,49 @@ def test_others_and_engines_find_them_again(keeper: str, listen: str, wire: dict
                 eventually(lambda reader=reader: fetch(reader, KEYS) == len(KEYS), 10.0)
 
 
+def test_others_find_them_where_they_were_before_they_are_announced_again(
+    keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Node.start(Config(node_id="other", pool_size="1MiB", deadline=20.0)) as other:
+        settings = {"join": [other.address], "directory_check": _NEVER_S, "replicas": 1}
+        first = Node.start(config(keeper, **settings))
+        publish(first, KEYS)
+        monkeypatch.setattr(Announcer, "owe_everything", lambda _: None)
+        # as many as lie with the other one, which is all that says where they are
+        eventually(lambda: fetch(other, KEYS) == len(KEYS), 10.0)
+        n_known = int(other.counters()["p2pkv_shard_entries"])
+        assert n_known > 0
+        first.close()
+        assert fetch(other, KEYS) == 0
+        for _ in range(2):
+            with Node.start(config(keeper, **settings)):
+                assert fetch(other, KEYS) == n_known
+                assert other.exists(KEYS).sum() == n_known
+        # another memory under that id is not the one they are in
+        with Node.start(config("", **settings)):
+            assert fetch(other, KEYS) == 0
+        with Node.start(config(keeper, **settings)) as last:
+            assert fetch(other, KEYS) == 0
+            assert fetch(last, KEYS) == len(KEYS)
+
+
+def test_what_a_successor_evicts_or_takes_back_is_forgotten_where_the_life_before_put_it(
+    keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Node.start(Config(node_id="other", pool_size="1MiB", deadline=20.0)) as other:
+        settings = {"join": [other.address], "directory_check": _NEVER_S, "replicas": 1}
+        with Node.start(config(keeper, **settings)) as first:
+            publish(first, KEYS)
+        monkeypatch.setattr(Announcer, "owe_everything", lambda _: None)
+        with Node.start(config(keeper, **settings)) as second:
+            assert int(other.counters()["p2pkv_shard_entries"]) > 0
+            assert other.exists(KEYS).any()
+            second.retract(KEYS[:16])
+            for at in range(0, len(LATER), 64):
+                publish(second, LATER[at : at + 64])
+            eventually(lambda: not other.exists(KEYS).any(), 10.0)
+
+
 def engine_at(listen: str) -> Node:
     return Node.start(Config(node_id="engine", attach=listen, deadline=20.0))
 

@@ -358,6 +358,14 @@ void bind_pool(nb::module_& m) {
       .def("close", &Pool::close, Released())
       .def("release_memory", &Pool::release_memory, Released())
       .def("leave_memory", &Pool::leave_memory, Released())
+      .def(
+          "keep_boots", [](Pool& self, uint64_t since, uint64_t last) { self.keep_boots({since, last}); },
+          "since"_a, "last"_a)
+      .def("first_boots",
+           [](const Pool& self) {
+             const KeptBoots boots = self.first_boots();
+             return std::pair(boots.since, boots.last);
+           })
       .def("first_epochs", first_epochs,
            nb::sig("def first_epochs(self) -> collections.abc.Sequence[tuple[bytes, int]]"))
       .def_prop_ro("records_fd", &Pool::records_fd)

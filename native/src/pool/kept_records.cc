@@ -61,6 +61,7 @@ struct KeptRecords::Header {
   uint64_t sum;             // of all before
   uint64_t current_epochs;  // which of them counts
   Epochs epochs[2];
+  KeptBoots boots;  // zeros in memory of before it was written here
 
   uint64_t make_sum() const { return p2pkv::checksum(this, offsetof(Header, sum)); }
 };
@@ -162,6 +163,15 @@ void KeptRecords::write(uint32_t granule, const Page& page, uint32_t n_granules,
 
 void KeptRecords::use(uint32_t granule, uint64_t stamp, bool is_guest) {
   store(&records_[granule].use, stamp << 1 | (is_guest ? 1 : 0));
+}
+
+void KeptRecords::write_boots(const KeptBoots& boots) {
+  store(&header_->boots.since, boots.since);
+  store(&header_->boots.last, boots.last);
+}
+
+KeptBoots KeptRecords::boots() const {
+  return header_->boots;
 }
 
 void KeptRecords::write_epochs(const std::vector<NamespaceEpoch>& epochs) {

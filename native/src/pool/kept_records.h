@@ -18,6 +18,12 @@
 
 namespace p2pkv {
 
+// The boots of a node in which its pool was the same memory: the first one, and the last.
+struct KeptBoots {
+  uint64_t since = 0;
+  uint64_t last = 0;
+};
+
 // Not thread-safe: the pool's lock guards it.
 class KeptRecords {
  public:
@@ -58,6 +64,11 @@ class KeptRecords {
   void write(uint32_t granule, const Page& page, uint32_t n_granules, uint64_t stamp);
   // The page was used, or is another's or the own one now.
   void use(uint32_t granule, uint64_t stamp, bool is_guest);
+  // Says under which boot pages are told of from now on, before any is, and since which boot they are where
+  // they were. The boot is written last: who finds a `since` above it knows that this was cut off.
+  void write_boots(const KeptBoots& boots);
+  // Zeros where nothing was said.
+  KeptBoots boots() const;
   // Writes what must be known of epochs before keys are hashed.
   void write_epochs(const std::vector<NamespaceEpoch>& epochs);
 

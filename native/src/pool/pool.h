@@ -246,6 +246,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void keep_epochs(const std::vector<NamespaceEpoch>& epochs);
   // Those that were kept when this pool began.
   const std::vector<NamespaceEpoch>& first_epochs() const { return first_epochs_; }
+  // Keeps for a successor which boots have these pages; as above.
+  void keep_boots(const KeptBoots& boots);
+  // Those of the lives before this pool began; zeros if it is not known that they are the same memory's.
+  const KeptBoots& first_boots() const { return first_boots_; }
 
   PoolStats stats();
   ShareStats share_stats();
@@ -362,6 +366,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const std::unique_ptr<SharedRegion> region_;
   const std::unique_ptr<PageIndex> index_;  // null: it is not shown
   std::vector<NamespaceEpoch> first_epochs_;
+  KeptBoots first_boots_;
   EvictionLog log_;
   PackingChoice packing_;
   PoliteMutex mutex_;  // guards all below, and the words

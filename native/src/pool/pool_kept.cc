@@ -38,6 +38,8 @@ std::shared_ptr<Pool> Pool::adopt(PoolOptions options, int pool, int records, Wr
   auto adopted = std::shared_ptr<Pool>(
       new Pool(made, {std::move(region), std::move(kept), std::move(index)}, (greatest & ~uint64_t{1}) + 1));
   adopted->first_epochs_ = std::move(epochs);
+  const KeptBoots boots = adopted->kept_->boots();
+  if (boots.since != 0 && boots.since <= boots.last) adopted->first_boots_ = boots;
   if (adopted->take_left(pages)) return adopted;
   *error = "two of its pages have one key";
   return nullptr;
@@ -79,6 +81,11 @@ bool Pool::leave_memory() {
 void Pool::keep_epochs(const std::vector<NamespaceEpoch>& epochs) {
   const Lock lock(mutex_);
   if (kept_ && !is_released_) kept_->write_epochs(epochs);
+}
+
+void Pool::keep_boots(const KeptBoots& boots) {
+  const Lock lock(mutex_);
+  if (kept_ && !is_released_) kept_->write_boots(boots);
 }
 
 }  // namespace p2pkv

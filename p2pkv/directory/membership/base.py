@@ -94,6 +94,14 @@ class Network(Protocol):
         """Make a blocked :meth:`received`, or the next one, return. Thread-safe."""
 
 
+class KeptBoots(NamedTuple):
+    """The boots of a node in which its pool was the same memory; zeros for a new one, or where that is not known."""
+
+    since: int
+    last: int
+    """Its process is proven to have ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a node says about itself."""
@@ -106,6 +114,16 @@ class Identity:
     """Nodes of another one are refused."""
     last_boot_epoch: int = 0
     """The highest this node remembers of itself, if it remembers; the next one is above it."""
+    kept: KeptBoots | None = None
+    """Which boots had this node's pool, if its memory outlives them; None: it does not."""
+
+
+class Claim(NamedTuple):
+    """What a node starts as."""
+
+    boot_epoch: int
+    kept_since: int
+    """As :attr:`~p2pkv.directory.view.Member.kept_since`."""
 
 
 def _ignore(*_: object) -> None:
@@ -129,7 +147,7 @@ class Listeners:
     on_reboot: Callable[[int], None] = _ignore
     """This node goes on under this higher boot epoch: the cluster knew one above that of its start, or it had been
     expelled and nobody has its id any more. What it has published counts no more until it is published again."""
-    on_claimed: Callable[[int], None] = _ignore
+    on_claimed: Callable[[Claim], None] = _ignore
     """This node is about to start under this boot epoch, and has told nobody yet."""
     on_confirmed: Callable[[], None] = _ignore
     """The view holds all that this node was told, changed or not; said twice a second while the engine runs."""

@@ -79,7 +79,7 @@ class EnteringMembership(ProbingMembership):
                 f"{', '.join(map(repr, sorted(self._messages.foreign)))}, this node of cluster "
                 f"{self._identity.cluster!r}; set `cluster` or `join` right"
             )
-        boot_epoch = claim_boot_epoch(
+        claim = claim_boot_epoch(
             self._network,
             self._identity,
             reports,
@@ -88,9 +88,10 @@ class EnteringMembership(ProbingMembership):
             timing=self._timing,
             deadline=deadline,
         )
-        self._listeners.on_claimed(boot_epoch)
+        self._listeners.on_claimed(claim)
         self._punctuality.lateness()
-        roster = Roster(replace(own, boot_epoch=boot_epoch), self._timing.burial)
+        own = replace(own, boot_epoch=claim.boot_epoch, kept_since=claim.kept_since)
+        roster = Roster(own, self._timing.burial)
         for report in reports:
             self._believe(roster, report)
         self._serve(roster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2pkv.directory.membership.base import Identity, Network
+from p2pkv.directory.membership.base import Claim, Identity, Network
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import Member, Report, State, flaw, node_key
 from p2pkv.errors import ConfigError, DuplicateNodeError, MembershipError
@@ -19,8 +19,11 @@ def claim_boot_epoch(
     clock: Clock,
     timing: Timing,
     deadline: float,
-) -> int:
-    """Return the boot epoch to start with, given what the cluster says.
+) -> Claim:
+    """Return what to start as, given what the cluster says.
+
+    A pool whose memory is that of earlier boots has the places of then only if nobody was this node in between, with
+    another memory.
 
     Raises :class:`~p2pkv.errors.DuplicateNodeError` if a node of this id answers, and
     :class:`~p2pkv.errors.MembershipError` if another id has the same key. A predecessor that doesn't answer
@@ -35,8 +38,15 @@ def claim_boot_epoch(
                 f"at {member.address}; choose another node_id"
             )
     earlier = [member for member in records if member.node_id == identity.node_id]
-    # at our own address nobody but us can answer; those who left said so themselves
-    rivals = {m.address for m in earlier if m.address != address and m.state is not State.LEFT}
+    kept = identity.kept
+    # At our own address nobody but us can answer; those who left said so themselves; and the last process that had the
+    # pool has ended, or this one would not have it: nobody waits for its answer.
+    ended = kept.last if kept is not None else 0
+    rivals = {
+        m.address
+        for m in earlier
+        if m.address != address and m.state is not State.LEFT and (not ended or m.boot_epoch != ended)
+    }
     left = max(0.0, deadline - clock.monotonic())
     addresses = sorted(rivals)
     replies = network.probe(addresses, min(timing.duplicate_timeout, left)) if addresses else []
@@ -47,7 +57,11 @@ def claim_boot_epoch(
                 f"(boot epoch {reply.boot_epoch}); stop that node, or give this one another node_id"
             )
     last = max((member.boot_epoch for member in earlier), default=0)
-    return max(clock.wall_ns(), last + 1, identity.last_boot_epoch + 1)
+    boot_epoch = max(clock.wall_ns(), last + 1, identity.last_boot_epoch + 1, ended + 1)
+    if kept is None:
+        return Claim(boot_epoch, 0)
+    is_continued = 0 < ended >= max(last, identity.last_boot_epoch)
+    return Claim(boot_epoch, kept.since if is_continued else boot_epoch)
 
 
 def own_record(identity: Identity, address: str) -> Member:

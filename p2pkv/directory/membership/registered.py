@@ -164,7 +164,7 @@ class RegisteredMembership(EmbeddedMembership):
         record = self._open(self._identity.node_id, value)
         if record is None:
             return
-        boot = claim_boot_epoch(
+        claim = claim_boot_epoch(
             self._network,
             self._identity,
             [Report(record.node_id, (record,))],
@@ -173,8 +173,8 @@ class RegisteredMembership(EmbeddedMembership):
             timing=self._timing,
             deadline=deadline,
         )
-        self._listeners.on_claimed(boot)
-        roster.reboot(boot)
+        self._listeners.on_claimed(claim)
+        roster.reboot(claim.boot_epoch, kept_since=claim.kept_since)
         self._serve(roster)
         self._network.announce(*key_and_boot(roster.own))
 

@@ -127,10 +127,15 @@ class Roster:
                 replace(self.own, incarnation=self.own.incarnation + 1, weight=0.0, is_draining=True), 0.0
             )
 
-    def reboot(self, boot_epoch: int, address: str | None = None) -> None:
-        """Go on under a higher boot epoch, at another address if one is given."""
+    def reboot(self, boot_epoch: int, address: str | None = None, *, kept_since: int | None = None) -> None:
+        """Go on under a higher boot epoch, at another address if one is given.
+
+        The pool of a node whose memory is kept counts from this boot on, or since an earlier one if that is given.
+        """
         own = self.own if address is None else replace(self.own, address=address)
-        self._put(replace(own, boot_epoch=boot_epoch, incarnation=0), 0.0)
+        if kept_since is None:
+            kept_since = boot_epoch if own.kept_since else 0
+        self._put(replace(own, boot_epoch=boot_epoch, incarnation=0, kept_since=kept_since), 0.0)
 
     def refute(self) -> None:
         """Object to whatever is said about this node's present incarnation."""
