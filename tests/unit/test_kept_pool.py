@@ -109,7 +109,8 @@ def listen(tmp_path: Path) -> str:
     ids=["plain", "encrypted"],
 )
 def test_others_and_engines_find_them_again(keeper: str, listen: str, wire: dict[str, object]) -> None:
-    settings = {"attach_listen": listen, "directory_check": _NEVER_S} | wire
+    # of one replica: what the first life's own shard knew is lost with it, and only announcing mends that
+    settings = {"attach_listen": listen, "directory_check": _NEVER_S, "replicas": 1} | wire
     first = Node.start(config(keeper, **settings))
     publish(first, KEYS)
     join = {"join": [first.address]}
