@@ -23,7 +23,7 @@ from p2pkv.node import Node
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_CLUSTER = next(field.default for field in dataclasses.fields(Config) if field.name == "cluster")
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 _ANSWER_S = 5.0
 """How long the host's node may take to say where it is."""
 
@@ -83,21 +83,31 @@ def member_beside(config: Config) -> Config:
 
     It is of the host's node's cluster unless ``cluster`` names one, and joins whom ``join`` or ``membership`` names.
     Without any it joins the host's node, by the address that the node says, and listens beside it unless ``listen``
-    says where. Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
+    was set, which stays as it is. Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
     """
     if not config.attach:
         return config
     node, cluster = _node_at(config.attach_path)
     changes: dict[str, Any] = {"attach": "", "pool_size": 0}
-    if config.cluster == _DEFAULT_CLUSTER:  # as for the engine itself, whose pages are of that cluster
+    if config.cluster == _DEFAULTS["cluster"]:  # as for the engine itself, whose pages are of that cluster
         changes["cluster"] = cluster
     if not config.join_addresses and config.store is None:
         changes["join"] = (node,)
         own, port = split_address("listen", config.listen)
         if is_loopback(own) and not is_loopback(split_address("join", node)[0]):
             # members of other hosts would look for it at their own loopback, and take it for dead
-            changes["listen"] = f"{node.rpartition(':')[0]}:{port}"
-            _log.info("attached to a node at %s: the member beside it listens at %s", node, changes["listen"])
+            if config.listen == _DEFAULTS["listen"]:
+                changes["listen"] = f"{node.rpartition(':')[0]}:{port}"
+                _log.info(
+                    "attached to a node at %s: the member beside it listens at %s", node, changes["listen"]
+                )
+            else:
+                _log.warning(
+                    "listen is %s, where members of other hosts don't reach the member beside an engine of the node at "
+                    "%s; leave listen out, or name an address of this host",
+                    config.listen,
+                    node,
+                )
     return dataclasses.replace(config, **changes)
 
 

@@ -127,15 +127,15 @@ def test_the_first_node_ends_where_the_second_one_can_not_start(hosts_node: Node
     assert [node.is_closed for node in started] == [True]
 
 
-def test_a_member_listens_where_other_hosts_reach_it_if_they_reach_the_hosts_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attached: bool
+def test_a_member_listens_where_other_hosts_reach_it_if_they_reach_the_hosts_node_unless_listen_was_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attached: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "secret").write_text("x" * 64)
     (tmp_path / "secret").chmod(0o600)
     attaching = Config(attach="unix:/x", secret_file=str(tmp_path / "secret"))
     for node, listens, member in (
         ("10.0.0.5:7400", "127.0.0.1:0", "10.0.0.5:0"),
-        ("10.0.0.5:7400", "127.0.0.1:7500", "10.0.0.5:7500"),
+        ("10.0.0.5:7400", "127.0.0.1:7500", "127.0.0.1:7500"),
         ("10.0.0.5:7400", "10.0.0.6:0", "10.0.0.6:0"),
         ("[fd00::1]:7400", "127.0.0.1:0", "[fd00::1]:0"),
         ("127.0.0.1:7400", "127.0.0.1:0", "127.0.0.1:0"),
@@ -143,6 +143,7 @@ def test_a_member_listens_where_other_hosts_reach_it_if_they_reach_the_hosts_nod
         monkeypatch.setattr(nodes, "_node_at", lambda path, node=node: (node, "p2pkv"))
         config = member_beside(dataclasses.replace(attaching, listen=listens))
         assert (config.join_addresses, config.listen) == ((node,), member)
+    assert caplog.text.count("listen is 127.0.0.1:7500, where members of other hosts don't reach") == 1
     monkeypatch.setattr(nodes, "_node_at", lambda path: ("10.0.0.5:7400", "p2pkv"))
     with pytest.raises(ConfigError, match="secret_file"):
         member_beside(Config(attach="unix:/x"))
