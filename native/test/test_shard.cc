@@ -209,7 +209,7 @@ TEST(shard_forgets_living_owners_of_a_hot_key_last) {
   put(shard, 7, 26, 1, 103);  // one too many: 2 goes
   for (uint64_t owner = 20; owner < 26; ++owner) drop(shard, 7, owner, 2, 2, 104);
   CHECK_EQ(shard.stats().entries, 2u);
-  for (uint64_t owner = 27; owner < 33; ++owner) {  // tombstones go
+  for (uint64_t owner = 27; owner < 33; ++owner) {  // the oldest tombstones go
     put(shard, 7, owner, 1, 105);
     drop(shard, 7, owner, 2, 2, 105);
   }
@@ -343,6 +343,26 @@ TEST(shard_keeps_the_first_eight_holders_and_calls_others_when_there_is_room) {
   drop(shard, 7, 10, 5, 8, 122);  // this one has let it go without ever having had a place
   drop(shard, 7, 1, 5, 8, 123);
   CHECK(called(shard).empty());
+}
+
+TEST(shard_has_one_entry_of_an_owner_that_comes_back_to_a_page_that_eight_have) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 4, 100);
+  drop(shard, 7, 1, 5, 8, 101);
+  put(shard, 7, 9, 4, 102);
+  put(shard, 7, 1, 6, 103);  // there is no place for it
+  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{2, 3, 4, 5, 6, 7, 8, 9}));
+  PutEntry on_disk{key_of(7), 5, location_of(7, 4, 10)};
+  on_disk.location.flags = 0;
+  shard.put(&on_disk, 1, 104);
+  put(shard, 7, 1, 8, 105);  // there is now, and its tombstone has gone
+  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 3, 5, 6, 7, 8, 9}));
+  CHECK_EQ(shard.entries_of(key_of(7), 106).size(), 8U);
+  CHECK_EQ(shard.stats().entries, 8U);
+  CHECK_EQ(shard.stats().tombstones, 0U);
+  drop(shard, 7, 9, 5, 8, 107);
+  CHECK(called(shard) == (std::vector<uint64_t>{4}));
 }
 
 TEST(shard_calls_a_spare_holder_when_another_has_left_the_cluster) {

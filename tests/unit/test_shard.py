@@ -125,6 +125,59 @@ def test_a_key_keeps_at_most_eight_owners(shard: _native.Shard) -> None:
     assert shard.stats()["entries"] == 8
 
 
+class Holders:
+    """Eleven owners of one page, of which eight have a place."""
+
+    def __init__(self) -> None:
+        self.shard = _native.Shard(1 << 16)
+        owners = list(range(1, 12))
+        self.shard.set_view(owners, [BOOT] * len(owners))
+
+    def put(self, *owners: int, seq: int = 3) -> None:
+        for owner in owners:
+            put(self.shard, owner=owner, seq=seq, gen=8)
+
+    def drop(self, *owners: int, seq: int = 9) -> None:
+        for owner in owners:
+            drop(self.shard, owner=owner, seq=seq, gen=8)
+
+    def called(self) -> list[int]:
+        return self.shard.take_called(100)[1].tolist()
+
+    def is_kept(self, owner: int) -> bool:
+        """Whether it is told that there is nothing to put."""
+        at = np.zeros(1, LOCATION)
+        at["owner"], at["boot"], at["generation"] = owner, BOOT, 8
+        entry = _native.check_entries(key(), at.view(np.uint8).reshape(1, -1))
+        return bool(self.shard.check(entry)[0])
+
+
+def test_a_late_put_brings_nothing_back_though_another_has_had_the_place_since() -> None:
+    holders = Holders()
+    holders.put(*range(1, 10))
+    holders.drop(1)
+    holders.put(9)
+    assert holders.is_kept(9)
+    holders.drop(2)
+    holders.put(1)  # a repeated message of before
+    assert not holders.is_kept(1)
+    holders.put(1, seq=10)
+    assert holders.is_kept(1)
+
+
+def test_owners_that_come_and_go_leave_few_entries_of_a_key() -> None:
+    shard = _native.Shard(1 << 16)
+    owners = list(range(1, 200))
+    shard.set_view(owners, [BOOT] * len(owners))
+    for owner in owners:
+        put(shard, owner=owner, seq=1, gen=2)
+        drop(shard, owner=owner, seq=2, gen=2)
+    assert shard.stats()["tombstones"] <= 16
+    for owner in owners:
+        put(shard, owner=owner, seq=3, gen=4)
+    assert shard.stats()["entries"] == 8
+
+
 def test_a_full_shard_refuses_and_says_so() -> None:
     shard = _native.Shard(64)
     shard.set_view([A], [BOOT])

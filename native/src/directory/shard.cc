@@ -186,48 +186,65 @@ bool Shard::counts(const Entry& entry, const OwnerLives& lives) {
 }
 
 bool Shard::goes_before(const Entry& a, const Entry& b, const OwnerLives& lives) {
-  if (a.state != b.state) return a.state == kTombstone;
   const bool a_counts = counts(a, lives);
   if (a_counts != counts(b, lives)) return !a_counts;
   if (a_counts && is_resident(a) != is_resident(b)) return !is_resident(a);
   return a.stamp < b.stamp;
 }
 
-bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const OwnerLives& lives, uint32_t now) {
+Shard::Places Shard::places_of(Stripe& stripe, const Key& key, uint64_t owner, const OwnerLives& lives) {
+  Places at;
   const size_t mask = stripe.table.size() - 1;
-  int n_owners = 0;
-  Entry* first_to_go = nullptr;
-  for (size_t slot = slot_of(stripe, put.key); stripe.table[slot].state != kEmpty; slot = (slot + 1) & mask) {
+  for (size_t slot = slot_of(stripe, key); stripe.table[slot].state != kEmpty; slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
-    if (!(entry.key == put.key)) continue;
-    if (entry.location.owner == put.location.owner) {
-      const bool newer = put.location.boot > entry.location.boot ||
-                         (put.location.boot == entry.location.boot && put.sequence > entry.sequence);
-      if (!newer) return true;  // a late or repeated message: what is known is at least as new
-      if (entry.state == kTombstone) --stripe.tombstones;
-      entry.sequence = put.sequence;
-      entry.location = put.location;
-      entry.stamp = now;
-      entry.state = kLive;
+    if (!(entry.key == key)) continue;
+    if (entry.location.owner == owner) {
+      at.own = &entry;
+    } else if (entry.state == kTombstone) {
+      ++at.n_tombstones;
+      if (at.oldest_tombstone == nullptr || entry.stamp < at.oldest_tombstone->stamp) {
+        at.oldest_tombstone = &entry;
+      }
+    } else {
+      ++at.n_live;
+      if (at.first_to_go == nullptr || goes_before(entry, *at.first_to_go, lives)) at.first_to_go = &entry;
+    }
+  }
+  return at;
+}
+
+bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const OwnerLives& lives, uint32_t now) {
+  const Places at = places_of(stripe, put.key, put.location.owner, lives);
+  const Entry fresh{put.key, put.sequence, put.location, now, kLive, {}};
+  if (at.own != nullptr) {
+    const Location& known = at.own->location;
+    const bool newer = put.location.boot > known.boot ||
+                       (put.location.boot == known.boot && put.sequence > at.own->sequence);
+    if (!newer) return true;  // a late or repeated message: what is known is at least as new
+    if (at.own->state == kLive) {
+      *at.own = fresh;
       return true;
     }
-    ++n_owners;
-    if (first_to_go == nullptr || goes_before(entry, *first_to_go, lives)) first_to_go = &entry;
   }
-  const Entry fresh{put.key, put.sequence, put.location, now, kLive, {}};
-  spares_.remove(put.key, put.location.owner);
-  if (n_owners >= kMaxOwners) {
-    if (counts(*first_to_go, lives)) {
-      const bool is_nearer = is_resident(fresh) && !is_resident(*first_to_go);
-      spares_.add(put.key, is_nearer ? first_to_go->location.owner : put.location.owner);
+  Entry* place = at.own;  // none: one more
+  if (at.n_live >= kMaxOwners) {
+    if (counts(*at.first_to_go, lives)) {
+      const bool is_nearer = is_resident(fresh) && !is_resident(*at.first_to_go);
+      spares_.add(put.key, is_nearer ? at.first_to_go->location.owner : put.location.owner);
       if (!is_nearer) return true;
     }
-    if (first_to_go->state == kTombstone) --stripe.tombstones;
-    *first_to_go = fresh;
-    return true;
+    place = at.first_to_go;
+  } else if (place == nullptr &&
+             (at.n_tombstones >= kMaxTombstones || stripe.used >= max_entries_a_stripe_)) {
+    place = at.oldest_tombstone;
+    if (place == nullptr) return false;
   }
-  if (stripe.used >= max_entries_a_stripe_) return false;
-  return insert(stripe, fresh);
+  spares_.remove(put.key, put.location.owner);
+  if (place == nullptr) return insert(stripe, fresh);
+  if (place->state == kTombstone) --stripe.tombstones;
+  *place = fresh;
+  if (at.own != nullptr && at.own != place) erase(stripe, static_cast<size_t>(at.own - stripe.table.data()));
+  return true;
 }
 
 bool Shard::insert(Stripe& stripe, const Entry& entry) {

@@ -127,10 +127,14 @@ class Shard {
   // How long a tombstone outlives its entry: longer than any retry of a put can be under way.
   static constexpr uint32_t kTombstoneSeconds = 30;
   // Owners kept a key: enough to survive losing some, bounded so that a hot key can't fill the table. One
-  // more takes the place of a tombstone, else of an owner outside the view, else, if it has the page in its
-  // pool, of one that has it on disk. Else it is a spare one: who came first stays, which mostly is the
-  // page's owner, and not a guest.
+  // more takes the place of an owner outside the view, else, if it has the page in its pool, of one that has
+  // it on disk. Else it is a spare one: who came first stays, which mostly is the page's owner, and not a
+  // guest.
   static constexpr int kMaxOwners = 8;
+  // Tombstones kept a key besides, unless all owners let go at once: those whose places others have taken,
+  // so that a late put does not bring an entry back. The oldest goes for one more owner. That, and a full
+  // shard, are where a late put can still do so, which costs its readers a miss.
+  static constexpr int kMaxTombstones = 8;
 
   enum EntryState : uint8_t { kEmpty = 0, kLive = 1, kTombstone = 2 };
 
@@ -156,6 +160,15 @@ class Shard {
     std::atomic<size_t> mask{0};
 
     void take(std::vector<Entry> next);
+  };
+
+  // The entries of a key, as somebody finds them who is to have one.
+  struct Places {
+    Entry* own = nullptr;          // his own, of either kind; all below are of others
+    Entry* first_to_go = nullptr;  // of those that are live
+    Entry* oldest_tombstone = nullptr;
+    int n_live = 0;
+    int n_tombstones = 0;
   };
 
   using Rings = std::vector<std::shared_ptr<const RingTable>>;
@@ -189,11 +202,12 @@ class Shard {
   static bool insert(Stripe& stripe, const Entry& entry);
   static void grow(Stripe& stripe);
   static void erase(Stripe& stripe, size_t slot);
+  static Places places_of(Stripe& stripe, const Key& key, uint64_t owner, const OwnerLives& lives);
   bool put_one(Stripe& stripe, const wire::PutEntry& entry, const OwnerLives& lives, uint32_t now);
   // Whether the entry is one to answer with.
   static bool counts(const Entry& entry, const OwnerLives& lives);
   static bool is_resident(const Entry& entry) { return (entry.location.flags & kResident) != 0; }
-  // Whether `a` is the better one of a key's entries to be replaced.
+  // Whether `a` is the better one of a key's live entries to be replaced.
   static bool goes_before(const Entry& a, const Entry& b, const OwnerLives& lives);
   bool keeps(Stripe& stripe, const wire::CheckEntry& entry, const OwnerLives& lives);
   void doubt(const wire::DropEntry* entries, size_t n);
