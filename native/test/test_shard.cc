@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -363,6 +364,56 @@ TEST(shard_has_one_entry_of_an_owner_that_comes_back_to_a_page_that_eight_have) 
   CHECK_EQ(shard.stats().tombstones, 0U);
   drop(shard, 7, 9, 5, 8, 107);
   CHECK(called(shard) == (std::vector<uint64_t>{4}));
+}
+
+TEST(shard_names_spare_holders_of_many_keys_a_batch_at_a_time) {
+  Shard shard(1 << 16);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  constexpr uint64_t kKeys = 300;
+  for (uint64_t name = 0; name < kKeys; ++name) {
+    for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, name, owner, 4, 100);
+    drop(shard, name, 1, 5, 8, 101);
+  }
+  std::set<std::array<uint8_t, 16>> keys;
+  size_t n_batches = 0;
+  for (size_t n = 1; n > 0; ++n_batches) {
+    const auto taken = shard.take_called(64);
+    n = taken.size();
+    CHECK(n <= 64);
+    for (const auto& [key, owner] : taken) {
+      std::array<uint8_t, 16> bytes;
+      std::copy_n(key.bytes, bytes.size(), bytes.begin());
+      keys.insert(bytes);
+      CHECK_EQ(owner, 9u);
+    }
+  }
+  CHECK_EQ(keys.size(), kKeys);
+  CHECK_EQ(n_batches, kKeys / 64 + 2);
+}
+
+TEST(shard_stays_right_while_threads_put_and_drop_keys_with_spare_holders) {
+  Shard shard(1 << 16);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  constexpr uint64_t kKeys = 64, kThreads = 4;
+  std::vector<std::thread> threads;
+  for (uint64_t index = 0; index < kThreads; ++index) {
+    threads.emplace_back([&shard, index] {
+      for (uint64_t name = index; name < kKeys; name += kThreads) {
+        for (uint64_t seq = 4; seq < 44; seq += 2) {
+          for (uint64_t owner = 1; owner <= 10; ++owner) put(shard, name, owner, seq, 100);
+          for (uint64_t owner = 1; owner <= 8; ++owner) drop(shard, name, owner, seq + 1, 2 * seq, 100);
+        }
+        for (const uint64_t owner : {9, 10}) put(shard, name, owner, 44, 100);
+      }
+    });
+  }
+  const auto take = [&shard] { return shard.take_called(1000).size(); };
+  size_t n_called = 0;
+  for (int i = 0; i < 200; ++i) n_called += take();
+  for (auto& thread : threads) thread.join();
+  for (size_t n = 1; n > 0; n_called += n) n = take();
+  CHECK(n_called >= kKeys);
+  CHECK_EQ(shard.stats().entries, 2 * kKeys);
 }
 
 TEST(shard_calls_a_spare_holder_when_another_has_left_the_cluster) {

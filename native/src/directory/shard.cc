@@ -230,7 +230,7 @@ bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const OwnerLives&
   if (at.n_live >= kMaxOwners) {
     if (counts(*at.first_to_go, lives)) {
       const bool is_nearer = is_resident(fresh) && !is_resident(*at.first_to_go);
-      spares_.add(put.key, is_nearer ? at.first_to_go->location.owner : put.location.owner);
+      stripe.spares.add(put.key, is_nearer ? at.first_to_go->location.owner : put.location.owner);
       if (!is_nearer) return true;
     }
     place = at.first_to_go;
@@ -239,7 +239,7 @@ bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const OwnerLives&
     place = at.oldest_tombstone;
     if (place == nullptr) return false;
   }
-  spares_.remove(put.key, put.location.owner);
+  stripe.spares.remove(put.key, put.location.owner);
   if (place == nullptr) return insert(stripe, fresh);
   if (place->state == kTombstone) --stripe.tombstones;
   *place = fresh;
@@ -332,6 +332,15 @@ std::vector<Key> Shard::take_doubted(size_t limit) {
   return taken;
 }
 
+std::vector<SpareHolders::Called> Shard::take_called(size_t limit) {
+  std::vector<SpareHolders::Called> taken;
+  for (Stripe& stripe : stripes_) {
+    const std::lock_guard lock(stripe.mutex);
+    stripe.spares.take_called(limit, &taken);
+  }
+  return taken;
+}
+
 void Shard::drop(const wire::DropEntry* entries, size_t n, uint32_t now) {
   doubt(entries, n);
   const auto lives = this->lives();
@@ -344,7 +353,7 @@ void Shard::drop(const wire::DropEntry* entries, size_t n, uint32_t now) {
 
 void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const OwnerLives& lives, uint32_t now) {
   const size_t mask = stripe.table.size() - 1;
-  if (drop.sequence != 0) spares_.remove(drop.key, drop.owner);
+  if (drop.sequence != 0) stripe.spares.remove(drop.key, drop.owner);
   for (size_t slot = slot_of(stripe, drop.key); stripe.table[slot].state != kEmpty;
        slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
@@ -361,7 +370,7 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const OwnerLiv
     if (drop.sequence != 0) std::tie(entry.location.boot, entry.sequence) = said;
     entry.stamp = now;
     ++stripe.tombstones;
-    spares_.call(drop.key, [&](uint64_t owner) { return lives.is_present(owner); });
+    stripe.spares.call(drop.key, [&](uint64_t owner) { return lives.is_present(owner); });
     return;
   }
 }

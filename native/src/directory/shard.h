@@ -84,7 +84,7 @@ class Shard {
   std::vector<Key> take_doubted(size_t limit);
   // Takes at most `limit` holders that are to put their entries again: there was no place for these, and
   // there is now.
-  std::vector<SpareHolders::Called> take_called(size_t limit) { return spares_.take_called(limit); }
+  std::vector<SpareHolders::Called> take_called(size_t limit);
 
   // From now on only entries of these owners' lives count. Those of who is away are kept meanwhile, in places
   // that nobody else needs.
@@ -154,6 +154,7 @@ class Shard {
     std::vector<Entry> table;
     size_t used = 0;
     size_t tombstones = 0;
+    SpareHolders spares;
     // Where the table lies, for `prefetch`, which has no lock: it may be told of a table that is gone, and
     // never reads what is there.
     std::atomic<const Entry*> first{nullptr};
@@ -235,7 +236,6 @@ class Shard {
   std::array<Stripe, kStripes> stripes_;
   std::atomic<int64_t> simulated_now_{-1};  // below zero: the clock's time counts
   std::atomic<uint64_t> watched_{0};
-  SpareHolders spares_;
   std::mutex doubts_mutex_;
   std::unordered_set<Key, KeyHash> doubted_;  // guarded by doubts_mutex_
   std::mutex lives_mutex_;

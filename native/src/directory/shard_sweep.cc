@@ -97,7 +97,7 @@ void Shard::sweep(uint32_t now) {
     if (!drops_unknown || age <= kUnknownOwnerSeconds || counts(entry, *lives)) return false;
     if (lives->may_come_back(entry.location)) return false;
     note(entry, PageEvent::kOwnerGone);
-    spares_.call(entry.key, [&](uint64_t owner) { return lives->is_present(owner); });
+    stripe.spares.call(entry.key, [&](uint64_t owner) { return lives->is_present(owner); });
     return true;
   });
 }
@@ -109,7 +109,7 @@ bool Shard::erase_leftovers(Stripe& stripe, const Leftovers& left) {
     if (!left.is_foreign(entry)) return false;
     will_be_more |= left.is_fresh(entry);
     if (left.is_fresh(entry)) return false;
-    spares_.remove(entry.key);
+    stripe.spares.remove(entry.key);
     return true;
   });
   return will_be_more;
