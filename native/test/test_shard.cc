@@ -366,6 +366,42 @@ TEST(shard_has_one_entry_of_an_owner_that_comes_back_to_a_page_that_eight_have) 
   CHECK(called(shard) == (std::vector<uint64_t>{4}));
 }
 
+TEST(shard_calls_a_holder_again_that_was_called_in_vain) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, 7, owner, 4, 100);
+  drop(shard, 7, 1, 5, 8, 101);
+  CHECK(called(shard) == (std::vector<uint64_t>{9}));
+  put(shard, 7, 10, 4, 102);  // another has the place
+  for (uint32_t time = 103; time < 150; time += 3) {
+    sweep_all(shard, time);
+    CHECK(called(shard).empty());
+  }
+  drop(shard, 7, 2, 5, 8, 150);
+  CHECK(called(shard) == (std::vector<uint64_t>{9}));
+  put(shard, 7, 9, 4, 151);
+  drop(shard, 7, 3, 5, 8, 152);
+  CHECK(called(shard).empty());
+}
+
+TEST(shard_forgets_who_was_called_and_did_not_come_with_the_last_tombstone_of_the_key) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  const auto let_go = [&shard](uint64_t sequence, uint32_t time) {
+    for (uint64_t owner = 1; owner <= 8; ++owner) drop(shard, 7, owner, sequence, 2 * sequence - 2, time);
+    return called(shard).size();
+  };
+  for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, 7, owner, 4, 100);
+  CHECK_EQ(let_go(5, 101), 8u);  // one call for each place
+  sweep_all(shard, 120);
+  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 6, 121);
+  CHECK_EQ(let_go(7, 122), 8u);
+  sweep_all(shard, 200);
+  sweep_all(shard, 200);
+  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 8, 201);
+  CHECK_EQ(let_go(9, 202), 0u);
+}
+
 TEST(shard_names_spare_holders_of_many_keys_a_batch_at_a_time) {
   Shard shard(1 << 16);
   set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});

@@ -152,6 +152,38 @@ class Holders:
         return bool(self.shard.check(entry)[0])
 
 
+def test_a_holder_that_was_called_in_vain_is_called_again() -> None:
+    holders = Holders()
+    holders.put(*range(1, 10))
+    holders.drop(1)
+    assert holders.called() == [9]
+    holders.put(10)  # which is faster
+    assert holders.is_kept(9)
+    holders.drop(2)
+    assert holders.called() == [9]
+    holders.put(9)
+    holders.drop(3, 4, 5, 6, 7, 8, 10)
+    assert holders.called() == []
+    assert generation(holders.shard) == 8
+
+
+def test_a_holder_that_does_not_come_is_called_no_more_than_there_are_places_and_after_the_others() -> None:
+    holders = Holders()
+    holders.put(*range(1, 10))
+    holders.drop(1)
+    assert [holders.called(), holders.called()] == [[9], []]
+    holders.put(10)
+    holders.put(11)  # a spare one beside
+    holders.drop(2)
+    assert holders.called() == [11]
+    holders.drop(3)
+    assert holders.called() == [9]
+    holders.drop(9)  # it has let the page go
+    holders.put(11)
+    holders.drop(4, 5, 6, 7, 8, 10, 11)
+    assert holders.called() == []
+
+
 def test_a_late_put_brings_nothing_back_though_another_has_had_the_place_since() -> None:
     holders = Holders()
     holders.put(*range(1, 10))

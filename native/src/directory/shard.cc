@@ -286,6 +286,13 @@ void Shard::erase(Stripe& stripe, size_t slot) {
   stripe.table[hole] = Entry{};
 }
 
+bool Shard::knows(const Stripe& stripe, const Key& key) {
+  const size_t mask = stripe.table.size() - 1;
+  size_t slot = slot_of(stripe, key);
+  while (stripe.table[slot].state != kEmpty && !(stripe.table[slot].key == key)) slot = (slot + 1) & mask;
+  return stripe.table[slot].state != kEmpty;
+}
+
 void Shard::check(const wire::CheckEntry* entries, size_t n, uint8_t* kept) {
   const auto lives = this->lives();
   for (size_t i = 0; i < n; ++i) {

@@ -203,6 +203,8 @@ class Shard {
   static bool insert(Stripe& stripe, const Entry& entry);
   static void grow(Stripe& stripe);
   static void erase(Stripe& stripe, size_t slot);
+  // Whether there is any entry of the key, a tombstone included.
+  static bool knows(const Stripe& stripe, const Key& key);
   static Places places_of(Stripe& stripe, const Key& key, uint64_t owner, const OwnerLives& lives);
   bool put_one(Stripe& stripe, const wire::PutEntry& entry, const OwnerLives& lives, uint32_t now);
   // Whether the entry is one to answer with.

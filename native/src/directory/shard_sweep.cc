@@ -90,6 +90,8 @@ void Shard::sweep(uint32_t now) {
   const auto lives = this->lives();
   const bool drops_unknown = knows_everybody(now);
   std::lock_guard lock(stripe.mutex);
+  // Those whose last entry went in the sweep before: who was called has had its time.
+  stripe.spares.remove_if([&](const Key& key) { return !knows(stripe, key); });
   erase_if(stripe, [&](const Entry& entry) {
     // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
     const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
