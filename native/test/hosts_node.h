@@ -85,6 +85,14 @@ struct EnginePages {
   std::vector<Piece> pieces;
 };
 
+// Has the node read this memory where it is. Empty, or why it can't.
+[[maybe_unused]] std::string share(Attachment& engine, uint64_t address, uint64_t nbytes, int fd) {
+  std::string why;
+  const uint32_t number = engine.share(nbytes, fd, Deadline::after(10), &why);
+  if (number != 0) engine.use(number, address, nbytes);
+  return why;
+}
+
 [[maybe_unused]] bool holds_byte(Pool& pool, uint64_t name, uint8_t byte) {
   const Bytes bytes = fetch(pool, name, kPage);
   return !bytes.empty() && std::all_of(bytes.begin(), bytes.end(), [&](uint8_t one) { return one == byte; });

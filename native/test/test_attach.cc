@@ -76,9 +76,7 @@ TEST(attach_pages_in_shared_memory_are_pulled_into_the_pool) {
   const auto engine = node.attach();
   std::string error;
   const auto memory = SharedRegion::create(4 * kPage, &error);
-  CHECK(
-      engine->share(reinterpret_cast<uint64_t>(memory->base()), 4 * kPage, memory->fd(), Deadline::after(10))
-          .empty());
+  CHECK(share(*engine, reinterpret_cast<uint64_t>(memory->base()), 4 * kPage, memory->fd()).empty());
   const EnginePages pages(memory->base(), 4);
   const auto answer = engine->publish(pages.get(), Deadline::after(10));
   CHECK(!answer.is_lost);
@@ -120,11 +118,11 @@ TEST(attach_memory_that_can_shrink_is_refused_with_a_reason) {
   const auto engine = node.attach();
   const UniqueFd fd(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   CHECK(ftruncate(fd.get(), kPage) == 0);
-  const std::string why = engine->share(4096, kPage, fd.get(), Deadline::after(10));
+  const std::string why = share(*engine, 4096, kPage, fd.get());
   CHECK(why.find("F_SEAL_SHRINK") != std::string::npos);
   CHECK(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-  CHECK(!engine->share(4096, 2 * kPage, fd.get(), Deadline::after(10)).empty());  // longer than it is
-  CHECK(engine->share(4096, kPage, fd.get(), Deadline::after(10)).empty());
+  CHECK(!share(*engine, 4096, 2 * kPage, fd.get()).empty());  // longer than it is
+  CHECK(share(*engine, 4096, kPage, fd.get()).empty());
 }
 
 // The memory is overwritten as soon as the call has returned, whatever it said: at first the end of each
@@ -136,7 +134,7 @@ TEST(attach_what_is_withdrawn_is_never_served_with_other_bytes) {
   constexpr size_t kPages = 16, kLarge = 128 * 1024;
   const auto memory = SharedRegion::create(kPages * kLarge, &error);
   const auto base = reinterpret_cast<uint64_t>(memory->base());
-  CHECK(engine->share(base, kPages * kLarge, memory->fd(), Deadline::after(10)).empty());
+  CHECK(share(*engine, base, kPages * kLarge, memory->fd()).empty());
   std::mt19937_64 chance(p2pkv::test::seed("attach_what_is_withdrawn"));
   size_t n_late = 0, n_stored = 0, n_wrong = 0;
   for (uint64_t round = 0; round < 600 || n_late == 0 || n_stored == 0; ++round) {

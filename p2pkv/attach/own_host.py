@@ -7,6 +7,7 @@ there is none they have nothing to wait for, and miss at once.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -31,12 +32,12 @@ _SHARE_S = 30.0
 
 
 class SharedMemory:
-    """Memory of this engine that its node may read where it is."""
+    """Memory of this engine that its node may read where it is. ``fd`` is open until it is forgotten."""
 
     def __init__(self, address: int, nbytes: int, fd: int) -> None:
         self.address, self.nbytes, self.fd = address, nbytes, fd
-        self.problem = ""
-        """Why the node can't read it, so that its pages are copied twice; empty if it can."""
+        self.used_by: tuple[_native.Attachment, int] | None = None
+        """The attachment that publishes from it, and its number there; guarded by the lock of :class:`OwnHost`."""
 
 
 class OwnHost(Resource):
@@ -50,12 +51,14 @@ class OwnHost(Resource):
         on_lost: Callable[[int], None],
         *,
         cluster: str | None = None,
+        open_attachment: Callable[..., _native.Attachment] = _native.Attachment.open,
     ) -> None:
         """Attach; ``on_attached`` is called by the thread whenever that was done anew, with the node's boot epoch.
 
         ``mark`` is what the node knows this engine by, life after life: its pages are then charged to the same share.
         ``on_lost`` is called by it when the node has gone, with the boot epoch of the life that has ended.
         ``cluster`` is what the node's cluster has to be called; None: whatever it is called, from now on.
+        ``open_attachment`` stands in for :meth:`_native.Attachment.open` where there is no node.
 
         Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in, and
         :class:`~p2pkv.errors.ConfigError` if the node that does is of another cluster.
@@ -67,8 +70,9 @@ class OwnHost(Resource):
         self._on_attached = on_attached
         self._on_lost = on_lost
         self._log = LimitedLog(_log)
-        self._lock = threading.RLock()  # guards what is shared, and the attachment's replacement
-        self._shared: dict[int, SharedMemory] = {}
+        # Guards what is shared, what of it an attachment uses, and the attachment's replacement.
+        self._lock = threading.RLock()
+        self._shared: set[SharedMemory] = set()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.pool = _native.CurrentMappedPool()
@@ -76,8 +80,9 @@ class OwnHost(Resource):
         self.lost: tuple[_native.Attachment, int] | None = None
         """The node that has gone last, and the number of the bumps that it had heard of."""
         self._is_mapping_in = False
+        self._open = open_attachment
         try:
-            self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S, mark=mark)
+            self._attachment: _native.Attachment | None = self._open(path, _ANSWER_S, mark=mark)
         except RuntimeError as error:
             raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
         self.cluster: str = self._attachment.cluster
@@ -110,33 +115,61 @@ class OwnHost(Resource):
     def share(self, memory: SharedMemory) -> None:
         """Have the node read ``memory`` where it is, now and whenever it comes back."""
         with self._lock:
-            self._shared[memory.address] = memory
+            self._shared.add(memory)
             attachment = self._attachment
         if attachment is not None:
             self._tell(attachment, memory)
 
     def show(self, address: int, nbytes: int, fd: int) -> Callable[[], None]:
         """Do as :meth:`share`; return what has the node read it no more."""
-        self.share(SharedMemory(address, nbytes, fd))
-        return partial(self.forget, address)
+        memory = SharedMemory(address, nbytes, fd)
+        self.share(memory)
+        return partial(self.forget, memory)
 
-    def forget(self, address: int) -> None:
-        """Have the node read it no more."""
+    def forget(self, memory: SharedMemory) -> None:
+        """Have the node read it no more. Doesn't wait, also where the node is being told of it."""
         with self._lock:
-            known = self._shared.pop(address, None)
-            attachment = self._attachment
-        if known is not None and attachment is not None:
-            attachment.forget(address)
+            self._shared.discard(memory)
+            used_by, memory.used_by = memory.used_by, None
+            if used_by is not None:
+                attachment, number = used_by
+                attachment.forget(number)
 
     def _tell(self, attachment: _native.Attachment, memory: SharedMemory) -> None:
-        memory.problem = attachment.share(memory.address, memory.nbytes, memory.fd, _SHARE_S)
-        if memory.problem and not attachment.has_gone():
-            self._log.warning(
-                memory.problem,
-                "memory of %d bytes is copied twice when its pages are published: %s",
-                memory.nbytes,
-                memory.problem,
-            )
+        """Have the node map it, which may take a while, and publish from it if it is shared even then.
+
+        Other memory may lie at its address when it has been forgotten meanwhile: the node would read the bytes of this
+        one for that one's pages.
+        """
+        with self._lock:
+            if memory not in self._shared:
+                return
+            try:
+                fd = os.dup(memory.fd)  # its owner may close it as soon as it has been forgotten
+            except OSError as error:
+                self._warn(memory, f"its descriptor can't be passed on: {error}")
+                return
+        try:
+            number, problem = attachment.share(memory.nbytes, fd, _SHARE_S)
+        finally:
+            os.close(fd)
+        with self._lock:
+            is_wanted = memory in self._shared and attachment is self._attachment
+            if number and is_wanted:
+                attachment.use(number, memory.address, memory.nbytes)
+                memory.used_by = (attachment, number)
+            elif number:
+                attachment.forget(number)
+        if problem and is_wanted and not attachment.has_gone():
+            self._warn(memory, problem)
+
+    def _warn(self, memory: SharedMemory, problem: str) -> None:
+        self._log.warning(
+            problem,
+            "memory of %d bytes is copied twice when its pages are published: %s",
+            memory.nbytes,
+            problem,
+        )
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -173,7 +206,7 @@ class OwnHost(Resource):
 
     def _attach_again(self) -> None:
         self._let_go_of_pool()
-        attachment = _native.Attachment.open(self.path, _ANSWER_S, self.pool.get(), self._mark)
+        attachment = self._open(self.path, _ANSWER_S, self.pool.get(), self._mark)
         if attachment.cluster != self.cluster:  # its pages may have the same keys and be other bytes
             attachment.close()
             raise RuntimeError(
@@ -186,7 +219,7 @@ class OwnHost(Resource):
         if self._is_mapping_in:
             self.map_in()
         with self._lock:
-            shared = list(self._shared.values())
+            shared = list(self._shared)
             self._attachment = attachment
         if self._closing.is_set():
             attachment.close()

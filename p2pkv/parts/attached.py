@@ -16,7 +16,7 @@ from p2pkv import _native, transports
 from p2pkv.attach.cache import AttachedCache, unsupported
 from p2pkv.attach.following import Following
 from p2pkv.attach.mapped import descriptor_of
-from p2pkv.attach.own_host import OwnHost, SharedMemory
+from p2pkv.attach.own_host import OwnHost
 from p2pkv.attach.own_pages import OwnPages
 from p2pkv.attach.unsettled import Unsettled
 from p2pkv.cache.guests import Followers, TakingBack
@@ -436,8 +436,7 @@ class SharingRegistrar:
         memory = self._registrar.register_address(address, nbytes, owner, is_readable=False)
         fd = descriptor_of(owner, address, nbytes)
         if fd is not None:
-            self._own_host.share(SharedMemory(address, nbytes, fd))
-            memory.on_close(lambda: self._own_host.forget(address))
+            memory.on_close(self._own_host.show(address, nbytes, fd))
         return memory
 
     def _refuse(self, is_readable: bool) -> None:

@@ -253,7 +253,7 @@ def test_staging_that_the_node_does_not_map_is_copied_twice(
     own_host = pair.owner._parts.own_host  # type: ignore[union-attr]
     for i in range(1024):  # as many as a node maps of one engine
         region = _native.SharedRegion.create(4096)
-        assert own_host.attachment.share(1 + (i << 12), 4096, region.fd, PATIENCE) == ""
+        assert own_host.attachment.share(4096, region.fd, PATIENCE) == (i + 1, "")
     memory = allocate(N * NBYTES)
     with caplog.at_level(logging.WARNING):
         pair.owner.register_memory(memory.array)

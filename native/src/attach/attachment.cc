@@ -15,10 +15,6 @@
 namespace p2pkv::attaching {
 namespace {
 
-int64_t as_address(const void* at) {
-  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at));
-}
-
 std::string why_not_taken(uint32_t status) {
   switch (static_cast<MemoryStatus>(status)) {
     case MemoryStatus::kNotSealed:
@@ -108,12 +104,15 @@ std::string Attachment::tell(const MemoryRequest& request, int fd, const Deadlin
   return "the host's node does not answer";
 }
 
-std::string Attachment::share(uint64_t address, uint64_t nbytes, int fd, const Deadline& deadline) {
+uint32_t Attachment::share(uint64_t nbytes, int fd, const Deadline& deadline, std::string* why) {
   const std::lock_guard telling(telling_);
   const uint32_t number = next_number_++;
   const MemoryRequest request{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kAdd), number, 0, nbytes};
-  std::string why = tell(request, fd, deadline);
-  if (!why.empty()) return why;
+  *why = tell(request, fd, deadline);
+  return why->empty() ? number : 0;
+}
+
+void Attachment::use(uint32_t number, uint64_t address, uint64_t nbytes) {
   const std::lock_guard lock(mutex_);
   SharedList list = *shared_;
   const Shared added{static_cast<int64_t>(address), static_cast<int64_t>(nbytes), number};
@@ -121,20 +120,13 @@ std::string Attachment::share(uint64_t address, uint64_t nbytes, int fd, const D
                                [](const Shared& a, const Shared& b) { return a.address < b.address; }),
               added);
   shared_ = std::make_shared<const SharedList>(std::move(list));
-  return {};
 }
 
-void Attachment::forget(uint64_t address) {
-  uint32_t number = 0;
+void Attachment::forget(uint32_t number) {
   {
     const std::lock_guard lock(mutex_);
     SharedList list = *shared_;
-    const auto found = std::find_if(list.begin(), list.end(), [&](const Shared& one) {
-      return one.address == static_cast<int64_t>(address);
-    });
-    if (found == list.end()) return;
-    number = found->number;
-    list.erase(found);
+    std::erase_if(list, [number](const Shared& one) { return one.number == number; });
     shared_ = std::make_shared<const SharedList>(std::move(list));
   }
   // Its reply is skipped by whoever tells of memory next.
@@ -205,7 +197,7 @@ void Attachment::call_ahead() {
 }
 
 void Attachment::give_back(std::unique_ptr<EngineLine> line, bool is_usable) {
-  if (!is_usable && line->staging) forget(static_cast<uint64_t>(as_address(line->staging->base())));
+  if (!is_usable && line->staging) forget(line->staging_number);
   const std::lock_guard lock(mutex_);
   std::erase(borrowed_, line.get());
   if (is_usable && !is_closing_) idle_.push_back(std::move(line));
@@ -390,15 +382,10 @@ bool Attachment::make_staging(EngineLine& line, uint64_t nbytes, const Deadline&
   std::shared_ptr<SharedRegion> staging = SharedRegion::create(
       (std::max(nbytes, kStagingBytes) + kAreaAlignment - 1) / kAreaAlignment * kAreaAlignment, &error);
   if (!staging) return false;
-  if (line.staging) forget(static_cast<uint64_t>(as_address(line.staging->base())));
+  if (line.staging) forget(line.staging_number);
   line.staging.reset();
-  const auto address = static_cast<uint64_t>(as_address(staging->base()));
-  if (!share(address, staging->nbytes(), staging->fd(), deadline).empty()) return false;
-  const auto list = shared();
-  const auto found = std::find_if(list->begin(), list->end(), [&](const Shared& one) {
-    return one.address == static_cast<int64_t>(address);
-  });
-  line.staging_number = found->number;
+  line.staging_number = share(staging->nbytes(), staging->fd(), deadline, &error);
+  if (line.staging_number == 0) return false;
   line.staging = std::move(staging);
   return true;
 }

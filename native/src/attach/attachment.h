@@ -68,10 +68,13 @@ class Attachment {
     return left >= 0 && left <= kLongestBelief;
   }
 
-  // Lets the node read this memory, whose memfd is `fd`; empty, or why it can't, in one sentence.
-  std::string share(uint64_t address, uint64_t nbytes, int fd, const Deadline& deadline);
-  // Has the node forget it, if it knows it. Doesn't wait.
-  void forget(uint64_t address);
+  // Has the node map memory whose memfd is `fd`. Returns its number; 0 if it can't, with the reason in one
+  // sentence in `why`. Nothing is published from it before `use` has said where it lies.
+  uint32_t share(uint64_t nbytes, int fd, const Deadline& deadline, std::string* why);
+  // From now on pages at this address are read in that memory. Doesn't wait.
+  void use(uint32_t number, uint64_t address, uint64_t nbytes);
+  // Has the node forget it, and publishes from it no more. Doesn't wait.
+  void forget(uint32_t number);
 
   // Says that a publish will follow at once: the node's thread wakes while the caller gets it ready.
   void call_ahead();

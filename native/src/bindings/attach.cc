@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -184,12 +185,15 @@ void bind_attach(nb::module_& m) {
       .def_prop_ro("is_believed", &Attachment::is_believed)
       .def(
           "share",
-          [](Attachment& self, uint64_t address, uint64_t nbytes, int fd, double timeout) {
+          [](Attachment& self, uint64_t nbytes, int fd, double timeout) {
             const nb::gil_scoped_release unlocked;
-            return self.share(address, nbytes, fd, Deadline::after(timeout));
+            std::string why;
+            const uint32_t number = self.share(nbytes, fd, Deadline::after(timeout), &why);
+            return std::pair(number, why);
           },
-          "address"_a, "nbytes"_a, "fd"_a, "timeout"_a)
-      .def("forget", &Attachment::forget, "address"_a, Released())
+          "nbytes"_a, "fd"_a, "timeout"_a)
+      .def("use", &Attachment::use, "number"_a, "address"_a, "nbytes"_a, Released())
+      .def("forget", &Attachment::forget, "number"_a, Released())
       .def("call_ahead", &Attachment::call_ahead)
       .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a, "ring"_a,
            "known"_a)
