@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from cluster import Cluster, NodeProcess, all_are_fetched, eventually
-from p2pkv import Config, Node
+from p2pkv import Config, Node, SharedRegion
 from pages import wrong
+from patience import PATIENCE
 
 KEYS = [f"page-{i}" for i in range(8)]
 NBYTES = 4096
@@ -111,3 +112,17 @@ def test_what_a_stopped_node_has_is_found_where_there_is_nobody_else(
         assert engine.fetch(KEYS, rows, timeout=5.0).all()
         assert wrong(rows, KEYS, np.ones(len(KEYS))) == []
         node.resume()
+
+
+def test_memory_that_the_node_is_asked_to_map_in_vain_is_not_mapped_in_the_end(host: Host) -> None:
+    attachment = host.engine._parts.own_host.attachment
+    region = SharedRegion.create(1 << 20)
+    before = host.node.call("counters")["p2pkv_attached_memory_bytes"]
+    host.node.stop()
+    assert attachment.share(region.nbytes, region.fd, 0.1) == (0, "the host's node does not answer")
+    host.node.resume()
+    number, problem = attachment.share(
+        4096, region.fd, 30.0 * PATIENCE
+    )  # it has heard of the other before this
+    assert (problem, host.node.call("counters")["p2pkv_attached_memory_bytes"]) == ("", before + 4096)
+    attachment.forget(number)

@@ -109,7 +109,9 @@ uint32_t Attachment::share(uint64_t nbytes, int fd, const Deadline& deadline, st
   const uint32_t number = next_number_++;
   const MemoryRequest request{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kAdd), number, 0, nbytes};
   *why = tell(request, fd, deadline);
-  return why->empty() ? number : 0;
+  if (why->empty()) return number;
+  forget(number);  // a node that was too slow to answer would keep it mapped
+  return 0;
 }
 
 void Attachment::use(uint32_t number, uint64_t address, uint64_t nbytes) {
