@@ -419,6 +419,19 @@ TEST(attach_what_lies_in_the_pool_is_published_again_without_its_bytes) {
   CHECK_EQ(told.size(), 2U);
 }
 
+TEST(attach_what_is_confirmed_is_answered_as_published_again) {
+  HostsNode node;
+  const auto engine = node.attach();
+  CHECK(publish(*node.pool, 1, kPage).status == PoolStatus::kStored);
+  const std::vector<Key> keys{key_of(0), key_of(1)};
+  const auto answer = engine->confirm(keys.data(), keys.size(), Deadline::after(60));
+  CHECK(answer.statuses[0] == PoolStatus::kNotTried);
+  CHECK(answer.statuses[1] == PoolStatus::kExists);
+  CHECK_EQ(answer.is_found[0], 0);
+  CHECK_EQ(answer.is_found[1], 1);
+  CHECK(answer.sequences[1] != 0);
+}
+
 TEST(attach_a_node_that_leaves_publishes_nothing_again) {
   HostsNode node;
   const auto engine = node.attach();

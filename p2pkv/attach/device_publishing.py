@@ -110,6 +110,11 @@ class _Run:
         left = self._deadline - time.monotonic()
         return self._attachment.publish_again(self._call.ids, left, self._ring, self._known)
 
+    def _confirm(self) -> _native.AttachedPublish:
+        """As :meth:`name`, of what lies there now: no further use of these pages."""
+        left = self._deadline - time.monotonic()
+        return self._attachment.confirm(self._call.ids, left, self._ring, self._known)
+
     def store(self, round_: Round) -> bool:
         """Have the node pull a round; return whether it would pull another."""
         staged, left = round_.staged, self._deadline - time.monotonic()
@@ -139,7 +144,7 @@ class _Run:
             published = last  # it was one round of all
         elif last is not None and (self._n_found or last.is_draining):
             # All are named now: a later round of a batch larger than the pool may have evicted pages of one before.
-            published = self.name()
+            published = self._confirm()
             if not _is_answered(published):
                 self._attachment.tell_missed(self._call.ids, _MISSED_S)
                 return Stored(published, self._nbytes, why_unstored(published))

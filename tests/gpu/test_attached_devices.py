@@ -126,6 +126,30 @@ def test_a_page_of_another_length_is_refused_before_anything_is_stored(
     assert not pair.owner.exists(["new"]).any()
 
 
+def test_a_page_that_is_published_once_in_several_rounds_counts_as_used_once(
+    tmp_path: Path, path: str, allocate: Allocate, cuda_settings: dict[str, object]
+) -> None:
+    settings = {"disk_path": str(tmp_path / "disk"), "disk_size": "64MiB", "disk_admission": "second_use"}
+    host = Node.start(Config.load({"node_id": "host", "attach_listen": path, **settings}, environ={}))
+    engine = Config.load({"attach": path, "device_staging_size": STAGING, **cuda_settings}, environ={})
+    with host, Node.start(engine) as node:
+        memory = allocate(3 * ROUND * NBYTES)
+        node.register_memory(memory.array)
+        keys = [f"page {i}" for i in range(3 * ROUND)]
+        memory.write(_filled(keys))
+        tier = host._parts.caching.tier
+
+        def n_on_disk(keys: list[str]) -> int:
+            assert tier.flush(PATIENCE)
+            return int(tier.contains(node._cache.hash(keys)[1]).sum())
+
+        old, new = keys[: 2 * ROUND], keys[2 * ROUND :]
+        assert node.publish(old, memory.rows(len(old), NBYTES), timeout=PATIENCE).all()
+        assert n_on_disk(keys) == 0
+        assert node.publish(keys, memory.rows(len(keys), NBYTES), timeout=PATIENCE).all()
+        assert (n_on_disk(old), n_on_disk(new)) == (len(old), 0)
+
+
 def test_a_page_that_the_pool_can_not_take_is_refused(
     make_pair: Callable[..., Pair], allocate: Allocate
 ) -> None:

@@ -278,10 +278,18 @@ Attachment::Answer Attachment::look_up(const Key* keys, size_t n, const Deadline
 }
 
 Attachment::Answer Attachment::publish_again(const Key* keys, size_t n, const Deadline& deadline) {
+  return name(RequestKind::kPublishAgain, keys, n, deadline);
+}
+
+Attachment::Answer Attachment::confirm(const Key* keys, size_t n, const Deadline& deadline) {
+  return name(RequestKind::kConfirm, keys, n, deadline);
+}
+
+Attachment::Answer Attachment::name(RequestKind kind, const Key* keys, size_t n, const Deadline& deadline) {
   Answer answer(n);
   BorrowedLine line(*this, deadline);
   if (line) {
-    ask_of_keys(*line, RequestKind::kPublishAgain, keys, n, deadline, &answer, &line.is_usable);
+    ask_of_keys(*line, kind, keys, n, deadline, &answer, &line.is_usable);
   } else {
     answer.is_lost = !deadline.passed();
     if (!answer.is_lost) std::fill(answer.statuses.begin(), answer.statuses.end(), PoolStatus::kTimedOut);

@@ -83,6 +83,8 @@ class Attachment {
   // Publishes those of these pages that lie in the node's pool, without their bytes; the others are
   // kNotTried. Only of a node that `publishes_again`: an older one hangs up.
   Answer publish_again(const Key* keys, size_t n, const Deadline& deadline);
+  // The same of pages that the caller has published already, to find out what of them is there in the end.
+  Answer confirm(const Key* keys, size_t n, const Deadline& deadline);
   bool publishes_again() const {
     return load_word_of(shown().last_kind) >= static_cast<uint64_t>(RequestKind::kPublishAgain);
   }
@@ -123,6 +125,7 @@ class Attachment {
   static size_t round_of(const PageBatch& batch, size_t first, bool is_staged);
   bool ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
                  const Deadline& deadline, Answer* answer, bool* is_usable);
+  Answer name(RequestKind kind, const Key* keys, size_t n, const Deadline& deadline);
   // Requests that have keys alone, whichever they are.
   bool ask_of_keys(EngineLine& line, RequestKind kind, const Key* keys, size_t n, const Deadline& deadline,
                    Answer* answer, bool* is_usable);

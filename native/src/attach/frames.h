@@ -117,8 +117,9 @@ struct Call {
 static_assert(sizeof(Call) == 16);
 
 // kMissed: some owner of these pages' entries did not take what the engine told it. kPublishAgain: what lies
-// in the pool of these is published, as if its bytes had come again; of the others nothing is.
-enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2, kMissed = 3, kPublishAgain = 4 };
+// in the pool of these is published, as if its bytes had come again; of the others nothing is. kConfirm: the
+// same of what the engine has published already in the same call of its user, which is no further use.
+enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2, kMissed = 3, kPublishAgain = 4, kConfirm = 5 };
 
 // A stretch of an engine's memory.
 struct MemoryPiece {

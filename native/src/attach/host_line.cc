@@ -134,6 +134,7 @@ void HostLine::serve(uint64_t id, const Request& request) {
       tell(request.keys);
       break;
     case RequestKind::kPublishAgain:
+    case RequestKind::kConfirm:
       publish_again(id, request);
       break;
   }
@@ -145,7 +146,7 @@ bool HostLine::take(uint64_t id, Request* request) const {
   request->n_pieces = request_->n_pieces;
   request->deadline = Deadline::after(static_cast<double>(request_->timeout_ns) / 1e9);
   const bool is_publish = request->kind == RequestKind::kPublish;
-  if (request->kind < RequestKind::kPublish || request->kind > RequestKind::kPublishAgain) return false;
+  if (request->kind < RequestKind::kPublish || request->kind > RequestKind::kConfirm) return false;
   if (request->n_pages == 0 || request->n_pages > kMaxPages) return false;
   if (is_publish && (request->n_pieces == 0 || request->n_pieces > kMaxPieces / request->n_pages))
     return false;
@@ -213,7 +214,7 @@ void HostLine::publish(uint64_t id, const Request& request) {
     counts_.n_stored_bytes += locations[i].length;
     untold.push_back(request.keys[i]);
   }
-  announce(request);
+  if (announce(request)) note_published(request.keys);
   if (!untold.empty()) untold_.add(id, std::move(untold), deadline);
 }
 
@@ -234,11 +235,12 @@ void HostLine::publish_again(uint64_t id, const Request& request) {
     untold.push_back(request.keys[i]);
   }
   announce(request);
+  if (request.kind == RequestKind::kPublishAgain) note_published(untold);
   if (!untold.empty()) untold_.add(id, std::move(untold), request.deadline);
 }
 
-// Tells the node's own shard, and its disk; the engine tells the other owners of the entries.
-void HostLine::announce(const Request& request) {
+// Tells the node's own shard; the engine tells the other owners of the entries. False if no page is there.
+bool HostLine::announce(const Request& request) {
   std::vector<wire::PutEntry> entries;
   std::vector<size_t> pages;
   for (size_t i = 0; i < request.n_pages; ++i) {
@@ -246,11 +248,16 @@ void HostLine::announce(const Request& request) {
     entries.push_back({request.keys[i], answer_->sequence, answer_->locations[i]});
     pages.push_back(i);
   }
-  if (entries.empty()) return;
+  if (entries.empty()) return false;
   std::vector<uint8_t> is_own(entries.size());
   parts_.shard.put_own(entries.data(), entries.size(), parts_.shard.now(), is_own.data());
   for (size_t k = 0; k < pages.size(); ++k) answer_->is_told[pages[k]] = is_own[k];
-  if (parts_.tier != nullptr) parts_.tier->note_published(request.keys.data(), request.n_pages);
+  return true;
+}
+
+// Tells the node's disk, which counts it as a use of each page.
+void HostLine::note_published(const std::vector<Key>& keys) {
+  if (parts_.tier != nullptr) parts_.tier->note_published(keys.data(), keys.size());
 }
 
 // The engine won't. The node's announcer asks every owner of these whether it knows, and tells it if not.

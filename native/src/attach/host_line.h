@@ -92,7 +92,8 @@ class HostLine final {
   void publish(uint64_t id, const Request& request);
   void publish_again(uint64_t id, const Request& request);
   void look_up(const Request& request);
-  void announce(const Request& request);
+  bool announce(const Request& request);
+  void note_published(const std::vector<Key>& keys);
   void tell(const std::vector<Key>& untold);
   // The request that was answered last, or is looked at, is not the last one that was written.
   bool is_asked() const { return is_closing_ || load_word_of(request_->id) != last_id_; }

@@ -109,12 +109,14 @@ Published publish_to_host(Attachment& self, const KeyArray& keys, const PieceArr
   return published;
 }
 
-Published publish_again(Attachment& self, const KeyArray& keys, double timeout, const RingTable& ring,
+// `ask` is what of these is said without their bytes.
+template <auto ask>
+Published publish_named(Attachment& self, const KeyArray& keys, double timeout, const RingTable& ring,
                         LocationCache& known) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   const nb::gil_scoped_release unlocked;
-  Published published(self.publish_again(data, n, Deadline::after(timeout)), data, ring);
+  Published published((self.*ask)(data, n, Deadline::after(timeout)), data, ring);
   remember(published, data, known);
   return published;
 }
@@ -197,8 +199,12 @@ void bind_attach(nb::module_& m) {
       .def("call_ahead", &Attachment::call_ahead)
       .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a, "ring"_a,
            "known"_a)
-      .def("publish_again", &publish_again, "keys"_a.noconvert(), "timeout"_a, "ring"_a, "known"_a,
+      .def("publish_again", &publish_named<&Attachment::publish_again>, "keys"_a.noconvert(), "timeout"_a,
+           "ring"_a, "known"_a,
            "Publish what lies in the node's pool of these already; only if it ``publishes_again``.")
+      .def("confirm", &publish_named<&Attachment::confirm>, "keys"_a.noconvert(), "timeout"_a, "ring"_a,
+           "known"_a,
+           "The same of what one call has published already, to find out what is there in the end.")
       .def_prop_ro("publishes_again", &Attachment::publishes_again)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
       .def("tell_missed", &tell_host_of_missed, "keys"_a.noconvert(), "timeout"_a)
