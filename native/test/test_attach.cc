@@ -19,6 +19,7 @@
 
 #include "attach/untold.h"
 #include "attach/waiting.h"
+#include "base/checksum.h"
 #include "hosts_node.h"
 #include "net/packets.h"
 #include "seed.h"
@@ -417,6 +418,42 @@ TEST(attach_what_lies_in_the_pool_is_published_again_without_its_bytes) {
     for (const Key& key : node.shard.take_doubted(16)) told.push_back(key);
   }
   CHECK_EQ(told.size(), 2U);
+}
+
+// Guests come all the time; what is answered as published must be none, or it goes with another's page.
+TEST(attach_no_guest_is_published_again) {
+  constexpr uint64_t kSource = 77, kLog = 9;
+  constexpr size_t kPages = 16;
+  HostsNode node;
+  const auto engine = node.attach();
+  const std::vector<uint8_t> bytes(kGranule, 0x5a);
+  std::vector<Key> keys;
+  for (uint64_t i = 0; i < kPages; ++i) keys.push_back(key_of(i));
+  node.guests.followed(kSource, {kLog, 1});
+  std::atomic<bool> has_ended{false};
+  std::thread guests([&] {
+    p2pkv::Location location{};
+    location.length = static_cast<uint32_t>(bytes.size());
+    location.checksum = p2pkv::checksum(bytes.data(), bytes.size());
+    const std::vector<int64_t> addresses(kPages, reinterpret_cast<int64_t>(bytes.data()));
+    const std::vector<p2pkv::Origin> origins(kPages, p2pkv::Origin{kSource, {kLog, 1}});
+    while (!has_ended) {
+      std::vector<p2pkv::Location> locations(kPages, location);
+      std::vector<p2pkv::StoreStatus> statuses(kPages);
+      node.guests.store(keys.data(), addresses.data(), origins.data(), kPages, 0, locations.data(),
+                        statuses.data());
+    }
+  });
+  size_t n_guests = 0;
+  for (const auto end = Deadline::after(60); node.host->stats().n_requests < 3000 && !end.passed();) {
+    const auto answer = engine->publish_again(keys.data(), kPages, Deadline::after(60));
+    for (size_t i = 0; i < kPages; ++i) {
+      n_guests += answer.is_found[i] != 0 && node.guests.has(keys[i], answer.locations[i].generation) ? 1 : 0;
+    }
+  }
+  has_ended = true;
+  guests.join();
+  CHECK_EQ(n_guests, 0U);
 }
 
 TEST(attach_what_is_confirmed_is_answered_as_published_again) {

@@ -225,8 +225,10 @@ void HostLine::publish_again(uint64_t id, const Request& request) {
   std::fill_n(answer_->is_told, n, uint8_t{0});
   std::fill_n(answer_->statuses, n, static_cast<uint8_t>(PoolStatus::kNotTried));
   if (answer_->is_draining != 0) return;
-  parts_.guests.take_out(request.keys.data(), n);
-  look_up(request);
+  // As in `publish`. What is a guest when it is looked up may go as one: it is looked for again.
+  do {
+    look_up(request);
+  } while (parts_.guests.take_out(request.keys.data(), n) > 0);
   answer_->sequence = parts_.sequences.next();
   std::vector<Key> untold;
   for (size_t i = 0; i < n; ++i) {
