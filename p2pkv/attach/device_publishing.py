@@ -78,7 +78,11 @@ class DevicePublishing:
         if not len(run.rows):
             return Stored(there, 0, {})
         run.unstored["device"] = len(run.rows)
-        self._pages.lift(call, run.rows, run.store, deadline)
+        try:
+            self._pages.lift(call, run.rows, run.store, deadline)
+        except BaseException:
+            run.tell_stored()
+            raise
         return run.end(there)
 
 
@@ -136,6 +140,11 @@ class _Run:
             self.unstored["device"] = 0
             return False
         return True
+
+    def tell_stored(self) -> None:
+        """Have the node tell the directory of what it has stored: the call ends without its engine doing so."""
+        if self._n_found:
+            self._attachment.tell_missed(self._call.ids, _MISSED_S)
 
     def end(self, there: _native.AttachedPublish) -> Stored:
         """Return what became of all pages; ``there``: those that were there before, as the node has said it."""

@@ -19,7 +19,11 @@ from cluster import Cluster, NodeProcess, eventually
 from device_buffers import DeviceBuffer, EmulatedBuffer
 from fake_cuda import FakeCuda
 from p2pkv import Config, DeviceError, Node, Pieces, UsageError, _native
+from p2pkv.attach.cache import AttachedCache
 from p2pkv.attach.device_publishing import DevicePublishing
+from p2pkv.cache.call import PageCall
+from p2pkv.cache.device_rounds import DevicePages, Store
+from p2pkv.cache.staging_room import Round
 from p2pkv.testing.processes import ChildEndedError
 from pair import NBYTES, N, Pair
 
@@ -124,6 +128,48 @@ def test_a_page_of_another_length_is_refused_before_anything_is_stored(
     with pytest.raises(UsageError, match=r"page 0 was published with 4096 bytes, .* has 8192"):
         pair.owner.publish(keys, source.rows(2, 2 * NBYTES))
     assert not pair.owner.exists(["new"]).any()
+
+
+class Interrupted:
+    """Copies as :class:`DevicePages`, with something done when the first round is stored."""
+
+    def __init__(self, pages_: DevicePages, act: Callable[[], None]) -> None:
+        self._pages, self._act = pages_, act
+
+    def lift(self, call: PageCall, rows: NDArray[np.intp], store: Store, deadline: float) -> None:
+        def store_and_act(round_: Round) -> bool:
+            goes_on = store(round_)
+            self._act()
+            self._act = lambda: None
+            return goes_on
+
+        self._pages.lift(call, rows, store_and_act, deadline)
+
+
+def test_what_was_stored_before_a_later_round_is_refused_is_found_by_others(
+    make_pair: Callable[..., Pair], allocate: Allocate
+) -> None:
+    pair = make_pair(attached=True, transports=["shm"], device_staging_size=STAGING, replicas=1)
+    memory = allocate(2 * ROUND * NBYTES)
+    pair.owner.register_memory(memory.array)
+    keys = [f"page {i}" for i in range(2 * ROUND)]
+    memory.write(_filled(keys))
+    other = np.zeros((1, 2 * NBYTES), np.uint8)
+    pair.host.register_memory(other)
+
+    def publish_longer() -> None:
+        assert pair.host.publish(keys[:1], other, timeout=PATIENCE).all()
+
+    cache = pair.owner._cache
+    assert isinstance(cache, AttachedCache)
+    before = cache._from_devices
+    cache._from_devices = DevicePublishing(
+        Interrupted(before._pages, publish_longer),  # type: ignore[arg-type]
+        cache._reader.locations,
+    )
+    with pytest.raises(UsageError, match=r"page 0 was published with 8192 bytes, .* has 4096"):
+        pair.owner.publish(keys, memory.rows(len(keys), NBYTES), timeout=PATIENCE)
+    eventually(lambda: pair.reader.exists(keys[ROUND:], timeout=PATIENCE).all(), 10.0)
 
 
 def test_a_page_that_is_published_once_in_several_rounds_counts_as_used_once(
