@@ -38,20 +38,27 @@ class Memory(Resource):
         self._forget = forget
         self._buffer = buffer
         self._on_close: Callable[[], None] | None = None
+        self._is_closed = False
 
     def on_close(self, also: Callable[[], None]) -> None:
-        """Have ``also`` called once, when this is closed."""
+        """Have ``also`` called once, when this is closed; at once if it was."""
         self._on_close = also
+        if self._is_closed:
+            self._call_on_close()
 
     def close(self) -> None:
         """Unregister. Calls under way with this memory must have returned."""
         self._forget(self)
-        also, self._on_close = self._on_close, None
-        if also is not None:
-            also()
+        self._is_closed = True
+        self._call_on_close()
         for region in self.regions.values():
             region.close()
         self._buffer = None
+
+    def _call_on_close(self) -> None:
+        also, self._on_close = self._on_close, None
+        if also is not None:
+            also()
 
 
 class MemoryTable:

@@ -79,15 +79,21 @@ class DeviceMemory(Resource):
 
         Raises :class:`DeviceError` if the driver, or a transport, refuses.
         """
+        made: Staging | None = None
         with self._lock:
             try:
                 if ordinal not in self._devices:
                     self._devices[ordinal] = self._open(ordinal)
+                device = self._devices[ordinal]
                 if self._staging is None:
-                    self._staging = self._make_staging(self._devices[ordinal])
-                return self._devices[ordinal]
+                    made = self._staging = self._make_staging(device)
             except RuntimeError as error:
                 raise DeviceError(f"cannot use device memory: {error}") from error
+        if made is not None and self._show is not None:
+            # Not with the lock, which metrics ask for: a process that is stopped is waited for.
+            native = made.native
+            made.memory.on_close(self._show(native.address, native.nbytes, native.fd))
+        return device
 
     def _open(self, ordinal: int) -> _native.CudaDevice:
         device = _native.CudaDevice.open(ordinal)
@@ -104,8 +110,6 @@ class DeviceMemory(Resource):
         is_shared = self._show is not None
         native = _native.CudaStaging.create(device, self._staging_nbytes, is_shared=is_shared)
         memory = self._registrations.add_unlisted(native, native.address, native.nbytes)
-        if self._show is not None:
-            memory.on_close(self._show(native.address, native.nbytes, native.fd))
         _log.info(
             "pages in device memory that can't go straight are staged in %d bytes of page-locked host memory",
             native.nbytes,

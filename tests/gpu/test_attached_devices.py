@@ -24,6 +24,8 @@ from p2pkv.attach.device_publishing import DevicePublishing
 from p2pkv.cache.call import PageCall
 from p2pkv.cache.device_rounds import DevicePages, Store
 from p2pkv.cache.staging_room import Round
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory
 from p2pkv.testing.processes import ChildEndedError
 from pair import NBYTES, N, Pair
 
@@ -314,6 +316,32 @@ def test_memory_that_can_not_be_locked_is_refused_in_words(
     pair.owner.register_memory(memory.array)
     assert pair.owner.publish(keys, memory.rows(N, NBYTES)).all()
     assert _is_right(pair.reader, keys)
+
+
+def test_metrics_go_on_while_the_node_is_told_of_the_staging(emulated: FakeCuda) -> None:
+    is_told, may_go_on = threading.Event(), threading.Event()
+    forgotten: list[int] = []
+
+    def show(address: int, nbytes: int, fd: int) -> Callable[[], None]:
+        is_told.set()
+        assert may_go_on.wait(PATIENCE)
+        return lambda: forgotten.append(address)
+
+    registrations = Registrations([])
+    devices = DeviceMemory(registrations, STAGING, show=show)
+    thread, results = _in_a_thread(lambda: devices.use(0))
+    assert is_told.wait(PATIENCE)
+    reading, readings = _in_a_thread(devices.readings)
+    reading.join(PATIENCE / 2)
+    told = list(readings)
+    closing_, _ = _in_a_thread(devices.close)  # as a signal's handler may
+    closing_.join(PATIENCE / 2)
+    may_go_on.set()
+    for each in (thread, reading, closing_):
+        each.join(PATIENCE)
+    assert [reading["p2pkv_device_staging_bytes"] for reading in told] == [STAGING]
+    assert len(results) == len(forgotten) == 1
+    registrations.close()
 
 
 def test_staging_that_the_node_does_not_map_is_copied_twice(
