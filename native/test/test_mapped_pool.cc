@@ -147,6 +147,50 @@ TEST(mapped_pool_has_no_guests_until_they_are_own_pages) {
   CHECK(fetch(*mapped, 1, kGranule) == bytes);
 }
 
+TEST(mapped_pool_has_guests_as_long_as_its_owner_answers_for_them) {
+  const auto pool = make_pool(8);
+  const auto mapped = map(*pool);
+  const auto until = std::make_shared<int64_t>(p2pkv::boot_now_ns() + p2pkv::kLongestBelief / 2);
+  p2pkv::CurrentMappedPool current;
+  current.set(mapped);
+  using Find = MappedPool::Find;
+  CHECK(current.findable(*mapped) == Find::kOwn);  // nobody has said anything
+  mapped->find_guests_until(until);
+  CHECK(current.findable(*mapped) == Find::kGuestsToo);
+  current.set_member(false);
+  CHECK(current.findable(*mapped) == Find::kOwn);  // nobody tells it what is taken back
+  current.set_member(true);
+
+  const Bytes bytes = bytes_of(1, kGranule);
+  publish(*pool, 2, kGranule);
+  const Location location = store_as(true, *pool, 1, bytes);
+  const Key keys[] = {key_of(1), key_of(2)};
+  Bytes to[] = {Bytes(kGranule), Bytes(kGranule)};
+  const Piece pieces[] = {piece_of(to[0]), piece_of(to[1])};
+  FetchStatus statuses[2] = {};
+  const auto fetch_both = [&](Find what) {
+    return mapped->fetch({2, 1, keys, pieces}, false, statuses, Deadline::after(60), what);
+  };
+  CHECK_EQ(fetch_both(Find::kGuestsToo), size_t{1});
+  CHECK(statuses[0] == FetchStatus::kHit && statuses[1] == FetchStatus::kHit && to[0] == bytes);
+  CHECK_EQ(fetch_both(Find::kOwn), size_t{0});
+  CHECK(statuses[0] == FetchStatus::kMiss && statuses[1] == FetchStatus::kHit);
+  uint8_t found[2] = {};
+  Location at[2] = {};
+  current.lookup(keys, 2, found, at);
+  CHECK(found[0] != 0 && found[1] != 0 && at[0].offset == location.offset);
+  current.lookup_own(keys, 2, found, at);
+  CHECK(found[0] == 0 && found[1] != 0);
+
+  CHECK_EQ(pool->retract_exactly(keys, &location.generation, 1), size_t{1});
+  CHECK_EQ(fetch_both(Find::kGuestsToo), size_t{0});
+  CHECK(statuses[0] == FetchStatus::kMiss);
+  *until = p2pkv::boot_now_ns() - 1;
+  CHECK(current.findable(*mapped) == Find::kOwn);
+  *until = p2pkv::boot_now_ns() + 2 * p2pkv::kLongestBelief;
+  CHECK(current.findable(*mapped) == Find::kOwn);  // of another clock
+}
+
 TEST(mapped_pool_that_was_left_is_read_without_a_node_and_by_its_successors_words) {
   auto pool = make_kept_pool(16);
   const KeptMemory memory(*pool);

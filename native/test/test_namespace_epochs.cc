@@ -139,8 +139,9 @@ TEST(a_vigil_is_shown_as_long_as_somebody_is_awake) {
     CHECK_EQ(until, now + kBelieved);
   }
   vigil.show_in(nullptr);
+  CHECK_EQ(until, int64_t{0});  // who ends hears of nothing from here on
   vigil.turned(9100);
-  CHECK_EQ(until, 9000 + kBelieved);
+  CHECK_EQ(until, int64_t{0});
 }
 
 TEST(who_has_slept_keeps_no_vigil_until_it_has_asked_after_that) {
@@ -159,4 +160,25 @@ TEST(who_has_slept_keeps_no_vigil_until_it_has_asked_after_that) {
   CHECK_EQ(until, 1000 + kBelieved);  // it may sleep again by now: only who is awake says so
   vigil.turned(1700);
   CHECK_EQ(until, 1700 + kBelieved);
+}
+
+TEST(who_has_slept_answers_for_no_guest_until_their_sources_were_asked_after_that) {
+  p2pkv::Vigil vigil;
+  int64_t until = 0, guests = 0;
+  vigil.show_in(&until, &guests);
+  vigil.keep(kBelieved);
+  vigil.turned(1000);
+  CHECK_EQ(guests, 1000 + kBelieved);
+  vigil.turned(1000 + kBelieved + 1);
+  vigil.caught_up(vigil.n_sleeps());
+  vigil.guests_caught_up(vigil.n_sleeps() - 1);  // asked before it slept
+  vigil.turned(1600);
+  CHECK_EQ(until, 1600 + kBelieved);
+  CHECK_EQ(guests, 1000 + kBelieved);
+  vigil.guests_caught_up(vigil.n_sleeps());
+  CHECK_EQ(guests, 1000 + kBelieved);
+  vigil.turned(1700);
+  CHECK_EQ(guests, 1700 + kBelieved);
+  vigil.show_in(nullptr);
+  CHECK_EQ(guests, int64_t{0});
 }

@@ -98,6 +98,10 @@ void bind_epochs(nb::module_& m) {
       .def(
           "caught_up", [](NamespaceEpochs& self, uint64_t n_sleeps) { self.vigil().caught_up(n_sleeps); },
           "n_sleeps"_a)
+      .def(
+          "guests_caught_up",
+          [](NamespaceEpochs& self, uint64_t n_sleeps) { self.vigil().guests_caught_up(n_sleeps); },
+          "n_sleeps"_a)
       .def("all", all)
       .def_prop_ro("own", &NamespaceEpochs::own)
       .def_prop_ro("version", &NamespaceEpochs::version)

@@ -383,10 +383,13 @@ void bind_pool(nb::module_& m) {
       "The pool of this host's node, as an engine maps it. See native/src/pool/mapped_pool.h.")
       .def("map_in", [](MappedPool& pool) { pool.region()->map_in(); })
       .def_prop_ro("boot", &MappedPool::boot)
+      .def_prop_ro("are_guests_believed", &MappedPool::are_guests_believed)
       .def_prop_ro("is_kept", &MappedPool::is_kept);
   nb::class_<CurrentMappedPool>(m, "CurrentMappedPool", "Holds the mapped pool of this moment, or none.")
       .def(nb::init<>())
       .def("lookup", find<CurrentMappedPool, &CurrentMappedPool::lookup>, "keys"_a.noconvert())
+      .def("lookup_own", find<CurrentMappedPool, &CurrentMappedPool::lookup_own>, "keys"_a.noconvert())
+      .def("set_member", &CurrentMappedPool::set_member, "is_member"_a)
       .def("set", &CurrentMappedPool::set, "pool"_a.none(), Released())
       .def("get", &CurrentMappedPool::get, nb::sig("def get(self) -> MappedPool | None"));
   bind_location_cache(m);

@@ -66,16 +66,17 @@ void FetchBatch::took(size_t page, Taken* taken) {
 }
 
 // An engine has no pool of its own, so that all pages are still to be found: the batch goes there as it is.
-void FetchBatch::take_mapped(const MappedPool& pool, bool check_sums, const Deadline& deadline, Taken* taken,
-                             std::vector<size_t>* pages) {
+size_t FetchBatch::take_mapped(const MappedPool& pool, MappedPool::Find what, bool check_sums,
+                               const Deadline& deadline, Taken* taken, std::vector<size_t>* pages) {
   std::vector<FetchStatus> statuses(n_pages());
-  pool.fetch(as_page_batch(), check_sums, statuses.data(), deadline);
+  const size_t n_guests = pool.fetch(as_page_batch(), check_sums, statuses.data(), deadline, what);
   for (size_t page = 0; page < n_pages(); ++page) {
     if (statuses[page] == FetchStatus::kTimedOut) fail(page, Status::kTimedOut);
     if (statuses[page] != FetchStatus::kHit) continue;
     took(page, taken);
     pages->push_back(page);
   }
+  return n_guests;
 }
 
 void FetchBatch::take_from_disk(Tier* tier, const Deadline& deadline, Taken* taken) {

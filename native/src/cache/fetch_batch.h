@@ -77,9 +77,10 @@ class FetchBatch {
   // Copies the pages that this node's own pool has; what is not copied by the deadline is missed. False if
   // one of them has another length there.
   bool take_own(Pool* pool, const Deadline& deadline, Taken* taken);
-  // Copies those of the rest that the pool of this host's node has. Appends them to `pages`.
-  void take_mapped(const MappedPool& pool, bool check_sums, const Deadline& deadline, Taken* taken,
-                   std::vector<size_t>* pages);
+  // Copies those of the rest that the pool of this host's node has. Appends them to `pages`; returns how many
+  // of them are guests.
+  size_t take_mapped(const MappedPool& pool, MappedPool::Find what, bool check_sums, const Deadline& deadline,
+                     Taken* taken, std::vector<size_t>* pages);
 
   // Reads what is still missing and lies on this node's disk. What is not there by the deadline stays
   // missing.

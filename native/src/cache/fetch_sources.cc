@@ -75,7 +75,9 @@ void FetchSources::gather_from_host(FetchBatch& batch, const Deadline& deadline)
   const Stopwatch copying;
   FetchBatch::Taken taken;
   std::vector<size_t> pages;
-  batch.take_mapped(*pool, parts_.check_sums, deadline, &taken, &pages);
+  const auto what = parts_.of_host->findable(*pool);
+  const size_t n_guests = batch.take_mapped(*pool, what, parts_.check_sums, deadline, &taken, &pages);
+  n_hosts_guests_.fetch_add(n_guests, std::memory_order_relaxed);
   took_own(batch, taken, copying);
   if (parts_.touches && !pages.empty())
     parts_.touches->note({pool->owner(), pool->boot()}, batch.keys(), pages);

@@ -34,9 +34,10 @@ class FetchSources {
     std::shared_ptr<PageHistory> history;
   };
   struct Checks {
-    uint64_t rejected;    // reads whose page was another by then
-    uint64_t checksum;    // reads with other bytes than were published
-    uint64_t late_calls;  // fetches that missed pages because their time was over
+    uint64_t rejected;      // reads whose page was another by then
+    uint64_t checksum;      // reads with other bytes than were published
+    uint64_t late_calls;    // fetches that missed pages because their time was over
+    uint64_t hosts_guests;  // pages that lay in the pool of the host's node as other nodes' pages
   };
 
   struct Parts {
@@ -89,7 +90,7 @@ class FetchSources {
   // transports by number.
   std::vector<FetchBatch::Taken> fetched() const;
   // Returns how many pages the location cache knew.
-  Checks checks() const { return {n_rejected_, n_bad_sums_, n_late_calls_}; }
+  Checks checks() const { return {n_rejected_, n_bad_sums_, n_late_calls_, n_hosts_guests_}; }
   std::array<uint64_t, Hedges::kWhys> hedges() const { return hedges_.counts(); }
   // Returns the pages that calls found most often lately, wherever they came from.
   std::vector<HotPages::Hot> hot_pages(size_t most) { return hot_.list(most); }
@@ -118,6 +119,7 @@ class FetchSources {
   std::atomic<uint64_t> n_rejected_{0};
   std::atomic<uint64_t> n_bad_sums_{0};
   std::atomic<uint64_t> n_late_calls_{0};
+  std::atomic<uint64_t> n_hosts_guests_{0};
 };
 
 }  // namespace p2pkv

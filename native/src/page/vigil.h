@@ -20,6 +20,15 @@ inline int64_t boot_now_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
+// No node is relied on for longer, in nanoseconds. What says more is of another clock.
+constexpr int64_t kLongestBelief = 60'000'000'000;
+
+// Whether a word that a vigil shows says that it counts at this moment.
+inline bool is_believed(const int64_t& until) {
+  const int64_t left = __atomic_load_n(&until, __ATOMIC_SEQ_CST) - boot_now_ns();
+  return left >= 0 && left <= kLongestBelief;
+}
+
 // Thread-safe.
 class Vigil {
  public:
@@ -36,7 +45,8 @@ class Vigil {
     if (believed_ns_ == 0) return;
     if (turned_ns_ != 0 && now_ns - turned_ns_ > believed_ns_) ++n_sleeps_;
     turned_ns_ = now_ns;
-    if (shown_ != nullptr && n_sleeps_ == n_caught_up_) show(now_ns + believed_ns_);
+    if (n_sleeps_ == n_caught_up_) show(shown_, now_ns + believed_ns_);
+    if (n_sleeps_ == n_guests_caught_up_) show(guests_shown_, now_ns + believed_ns_);
   }
 
   // How often it has slept for longer.
@@ -47,23 +57,37 @@ class Vigil {
     n_caught_up_ = n_sleeps;
   }
 
-  // Has this word of shared memory say until when what this node knows is all there is to know, as time of
-  // `boot_now_ns`. Null ends that; the word is not written to any more when this returns.
-  void show_in(int64_t* word) {
+  // After this many sleeps, not fewer, the sources of all guests here have said what they have taken back.
+  void guests_caught_up(uint64_t n_sleeps) {
     const std::lock_guard lock(mutex_);
+    n_guests_caught_up_ = n_sleeps;
+  }
+
+  // Has this word of shared memory say until when what this node knows is all there is to know, as time of
+  // `boot_now_ns`, and `guests` until when it has no guest that its source has taken back. Null ends that:
+  // nothing is relied on any more, and the words are not written to when this returns.
+  void show_in(int64_t* word, int64_t* guests = nullptr) {
+    const std::lock_guard lock(mutex_);
+    show(shown_, 0);
+    show(guests_shown_, 0);
     shown_ = word;
+    guests_shown_ = guests;
   }
 
  private:
   // After all that was heard before: who sees this sees what `NamespaceEpochs` shows of that.
-  void show(int64_t until_ns) { __atomic_store_n(shown_, until_ns, __ATOMIC_SEQ_CST); }
+  static void show(int64_t* word, int64_t until_ns) {
+    if (word != nullptr) __atomic_store_n(word, until_ns, __ATOMIC_SEQ_CST);
+  }
 
   std::mutex mutex_;  // guards all below, but that `n_sleeps_` is read without it
   int64_t believed_ns_ = 0;
   int64_t turned_ns_ = 0;
   std::atomic<uint64_t> n_sleeps_{0};
   uint64_t n_caught_up_ = 0;
+  uint64_t n_guests_caught_up_ = 0;
   int64_t* shown_ = nullptr;
+  int64_t* guests_shown_ = nullptr;
 };
 
 }  // namespace p2pkv

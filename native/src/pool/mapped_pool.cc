@@ -114,7 +114,7 @@ bool MappedPool::is_there(const Candidate& page) const {
   return load_word_after_bytes(word_at(page.granule)) == page.record.generation;
 }
 
-bool MappedPool::find(const Key& key, Candidate* found) const {
+bool MappedPool::find(const Key& key, Find what, Candidate* found) const {
   const auto* records = reinterpret_cast<const PageRecord*>(records_->base() + kRecordsOffset);
   uint32_t link = load_link(head_of(key));
   for (int step = 0; link != 0 && link <= about_.n_granules && step < kMostSteps; ++step) {
@@ -125,7 +125,8 @@ bool MappedPool::find(const Key& key, Candidate* found) const {
     copy_words(&records[granule], &record);
     found->granule = granule;
     if (is_committed(word) && record.generation == word && record.key == key && is_there(*found)) {
-      return !record.is_guest() && record.n_granules <= about_.n_granules - granule &&
+      const bool is_wanted = what == Find::kGuestsToo || !record.is_guest();
+      return is_wanted && record.n_granules <= about_.n_granules - granule &&
              record.stored_nbytes() <= uint64_t{record.n_granules} * about_.granule;
     }
     link = load_link(&next_[granule]);
@@ -133,19 +134,19 @@ bool MappedPool::find(const Key& key, Candidate* found) const {
   return false;
 }
 
-void MappedPool::fetch(const PageBatch& batch, bool check_sums, FetchStatus* statuses,
-                       const Deadline& deadline) const {
+size_t MappedPool::fetch(const PageBatch& batch, bool check_sums, FetchStatus* statuses,
+                         const Deadline& deadline, Find what) const {
   std::vector<std::pair<size_t, Candidate>> pages;
   uint64_t nbytes = 0;
   for (size_t i = 0; i < batch.n_pages; ++i) __builtin_prefetch(head_of(batch.keys[i]));
   for (size_t i = 0; i < batch.n_pages; ++i) {
     statuses[i] = FetchStatus::kMiss;
     Candidate page;
-    if (!find(batch.keys[i], &page) || page.record.length != batch.length_of(i)) continue;
+    if (!find(batch.keys[i], what, &page) || page.record.length != batch.length_of(i)) continue;
     pages.emplace_back(i, page);
     nbytes += page.record.length;
   }
-  if (pages.empty()) return;
+  if (pages.empty()) return 0;
   const auto copy_page = [&](size_t k) {
     const auto& [i, page] = pages[k];
     if (copy_out(batch, i, page, check_sums)) statuses[i] = FetchStatus::kHit;
@@ -153,6 +154,9 @@ void MappedPool::fetch(const PageBatch& batch, bool check_sums, FetchStatus* sta
   const size_t n_copied =
       make_copies({pages.size(), nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
   for (size_t k = n_copied; k < pages.size(); ++k) statuses[pages[k].first] = FetchStatus::kTimedOut;
+  return static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [&](const auto& page) {
+    return page.second.record.is_guest() && statuses[page.first] == FetchStatus::kHit;
+  }));
 }
 
 bool MappedPool::copy_out(const PageBatch& batch, size_t i, const Candidate& page, bool check_sums) const {
@@ -192,15 +196,21 @@ Location MappedPool::location_of(const Candidate& page) const {
           kResident | record.packed << kPackedShift};
 }
 
-void MappedPool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const {
+void MappedPool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations, Find what) const {
   for (size_t i = 0; i < n; ++i) {
     Candidate page;
-    found[i] = find(keys[i], &page) ? 1 : 0;
+    found[i] = find(keys[i], what, &page) ? 1 : 0;
     locations[i] = found[i] != 0 ? location_of(page) : Location{};
   }
 }
 
 void CurrentMappedPool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const {
+  if (const auto pool = get()) return pool->lookup(keys, n, found, locations, findable(*pool));
+  std::fill_n(found, n, uint8_t{0});
+  std::fill_n(locations, n, Location{});
+}
+
+void CurrentMappedPool::lookup_own(const Key* keys, size_t n, uint8_t* found, Location* locations) const {
   if (const auto pool = get()) return pool->lookup(keys, n, found, locations);
   std::fill_n(found, n, uint8_t{0});
   std::fill_n(locations, n, Location{});

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "page/region.h"
+#include "page/vigil.h"
 #include "pool/page_index.h"
 #include "pool/page_record.h"
 #include "pool/pool.h"
@@ -58,12 +59,21 @@ class MappedPool {
   static std::shared_ptr<MappedPool> map(int index, int records, int region,
                                          std::shared_ptr<MappedRegion> known, std::string* error);
 
-  // Copies out the pages that are there. What is not proven right is a miss, and so are guests, which their
-  // sources may have taken back, and pages of another length. A page whose copy has begun is copied to its
-  // end; the others are given up at the deadline. `check_sums`: the bytes must have the page's checksum too.
-  void fetch(const PageBatch& batch, bool check_sums, FetchStatus* statuses, const Deadline& deadline) const;
+  // What may be found. Guests' sources may have taken them back while their owner did not hear it.
+  enum class Find : uint8_t { kOwn, kGuestsToo };
+
+  // Copies out the pages that are there. What is not proven right is a miss, and so are pages of another
+  // length, and guests unless they are asked for. A page whose copy has begun is copied to its end; the
+  // others are given up at the deadline. `check_sums`: the bytes must have the page's checksum too. Returns
+  // how many of the hits are guests.
+  size_t fetch(const PageBatch& batch, bool check_sums, FetchStatus* statuses, const Deadline& deadline,
+               Find what = Find::kOwn) const;
   // Says which pages are there, and where.
-  void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
+  void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations, Find what = Find::kOwn) const;
+  // The owner shows in this word (page/vigil.h) until when none of its guests was taken back. To be called
+  // before others have the pool; without it none is ever believed.
+  void find_guests_until(std::shared_ptr<const int64_t> word) { guests_until_ = std::move(word); }
+  bool are_guests_believed() const { return guests_until_ && is_believed(*guests_until_); }
   uint64_t owner() const { return about_.owner; }
   uint64_t boot() const;
   bool is_kept() const { return about_.is_kept != 0; }
@@ -79,7 +89,7 @@ class MappedPool {
   MappedPool(const PageIndexHeader& about, std::unique_ptr<ReadOnlyMapping> index,
              std::unique_ptr<ReadOnlyMapping> records, std::shared_ptr<MappedRegion> region);
 
-  bool find(const Key& key, Candidate* found) const;
+  bool find(const Key& key, Find what, Candidate* found) const;
   bool is_there(const Candidate& page) const;
   bool copy_out(const PageBatch& batch, size_t i, const Candidate& page, bool check_sums) const;
   Location location_of(const Candidate& page) const;
@@ -95,6 +105,7 @@ class MappedPool {
   const uint64_t* const boot_;  // which alone changes
   const uint32_t* const heads_;
   const uint32_t* const next_;
+  std::shared_ptr<const int64_t> guests_until_;  // null: no guest is believed
 };
 
 // Holds the mapped pool of this moment: another one when the owner has another one, none while there is none.
@@ -111,10 +122,21 @@ class CurrentMappedPool {
     }
     // What was there is unmapped by whoever lets go of it last, without the lock.
   }
-  // Looks up as `MappedPool` does; it finds nothing while there is none.
+  // Whether others tell the owner what they take back: it is a member to this process. It is one to begin
+  // with.
+  void set_member(bool is_member) { is_member_ = is_member; }
+  // What may be found there now. A call that asks this after it has begun finds nothing that was taken back
+  // before it began.
+  MappedPool::Find findable(const MappedPool& pool) const {
+    return is_member_ && pool.are_guests_believed() ? MappedPool::Find::kGuestsToo : MappedPool::Find::kOwn;
+  }
+  // These look up as `MappedPool` does, and find nothing while there is none: what may be found now, or what
+  // is the owner's own.
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
+  void lookup_own(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
 
  private:
+  std::atomic<bool> is_member_{true};
   mutable std::mutex mutex_;
   std::shared_ptr<MappedPool> pool_;
 };
