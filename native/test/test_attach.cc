@@ -495,3 +495,44 @@ TEST(attach_what_an_engine_withdrew_too_late_is_untold) {
   for (uint64_t id = 4; id < 64; ++id) untold.add(id, std::vector<Key>(batch), Deadline::after(60));
   CHECK(untold.take().size() <= p2pkv::attaching::Untold::kMost + 2 * batch);
 }
+
+TEST(attach_a_node_hears_what_its_engines_find) {
+  HostsNode node(64, {.takes_finds = true});
+  const auto first = node.attach(), second = node.attach();
+  CHECK(first->takes_finds());
+  const Key keys[] = {key_of(1), key_of(2), key_of(3)};
+  const p2pkv::attaching::Finds of_first[] = {{500, 5, 0}, {3000, 40, 0}, {10, 1, 0}};
+  first->tell_finds(keys, of_first, 3, Deadline::after(10));
+  second->tell_finds(keys, of_first + 1, 1, Deadline::after(10));
+  auto heard = node.host->finds(0.5, 100);
+  CHECK_EQ(heard.size(), size_t{2});
+  CHECK(heard[0].engine != heard[1].engine);
+  CHECK_EQ(heard[0].pages.size(), size_t{2});
+  CHECK(heard[0].pages[0].key == keys[1] && heard[0].pages[0].finds.in_1000_s == 3000);
+  CHECK(heard[0].pages[1].key == keys[0] && heard[0].pages[1].finds.n_looks == 5);
+  CHECK(heard[1].pages.size() == 1 && heard[1].pages[0].key == keys[0]);
+  first->tell_finds(keys + 2, of_first, 1, Deadline::after(10));
+  heard = node.host->finds(0.5, 100);
+  CHECK(heard[0].pages.size() == 1 && heard[0].pages[0].key == keys[2]);  // what it said before is over
+
+  HostsNode other;
+  const auto engine = other.attach();
+  CHECK(!engine->takes_finds());
+  engine->tell_finds(keys, of_first, 3, Deadline::after(10));
+  CHECK(other.host->finds(0.0, 100).empty());
+  CHECK(!engine->look_up(keys, 1, Deadline::after(10)).is_lost);  // it was answered all the same
+}
+
+TEST(attach_guests_are_found_while_the_node_is_awake_and_not_when_it_ends) {
+  HostsNode node;
+  const auto engine = node.attach();
+  const auto pool = engine->take_pool();
+  CHECK(!pool->are_guests_believed());
+  node.epochs->vigil().keep(30'000'000'000);
+  node.epochs->vigil().turned();
+  CHECK(pool->are_guests_believed());
+  CHECK(engine->is_believed());
+  node.host->close();
+  CHECK(!pool->are_guests_believed());
+  CHECK(!engine->is_believed());
+}

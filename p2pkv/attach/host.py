@@ -146,6 +146,10 @@ class Host(Resource):
         """Store nothing any more that engines publish."""
         self._native.drain()
 
+    def finds(self, least_rate: float, most: int) -> list[tuple[int, list[tuple[bytes, float, int]]]]:
+        """Return what engines say that their calls find, as :data:`p2pkv.cache.hot_readers.EngineFinds`."""
+        return self._native.finds(least_rate, most)
+
     def close(self) -> None:
         """End every attachment; what engines ask for then they don't get. Idempotent."""
         self._socket.close()

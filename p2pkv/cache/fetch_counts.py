@@ -23,6 +23,11 @@ class FetchCounts:
         """Pages that calls have found so far, wherever they came from."""
         return sum(n_pages for n_pages, _ in self._sources.fetched())
 
+    @property
+    def n_hosts_guests(self) -> int:
+        """Pages of other nodes that calls found in the pool of this host's node, if this is an engine of it."""
+        return self._sources.checks()["hosts_guests"]
+
     def _by_source(self) -> dict[str, dict[tuple[str, ...], float]]:
         fetched = dict(zip(self._names, self._sources.fetched(), strict=True))
         return {

@@ -39,6 +39,8 @@ Members = Callable[[], Mapping[int, Member]]
 
 _LOOK_S = 0.05
 """How often who waits for answers looks whether he waits for somebody who is a member no more."""
+_POLLS = 2
+"""What was taken back unheard costs the guests at the second answer that says so, and not before."""
 _YOUNG_S = 5.0
 """For so long after it has met a member a node tells it what it takes back: one that holds pages of this node's earlier
 run, or was forgotten while it was away, follows it only when it has met it as well."""
@@ -67,11 +69,23 @@ class Word:
 class Sources:
     """The nodes whose pages this one holds. Used by one thread, as the native side asks for."""
 
-    def __init__(self, own_key: int, native: _native.Guests, client: ControlClient, members: Members) -> None:
+    def __init__(
+        self,
+        own_key: int,
+        native: _native.Guests,
+        client: ControlClient,
+        members: Members,
+        epochs: _native.NamespaceEpochs,
+    ) -> None:
+        """``epochs`` knows how often this process has slept, and hears when what it has missed so is known again."""
         self._own_key = own_key
         self._native = native
         self._client = client
         self._members = members
+        self._epochs = epochs
+        self._n_sleeps = 0
+        self._n_answered = 0
+        """How often in a row all sources have answered since this process slept last."""
 
     def follow(self, ids: Keys, locations: Locations, deadline: float) -> dict[int, Word]:
         """Have the owners of these pages tell this node what they take back; return their answers by node key.
@@ -103,13 +117,23 @@ class Sources:
 
         What one of them has said meanwhile and was not heard here costs all its guests.
         """
+        n_sleeps = self._epochs.n_sleeps
         sources, members = self._native.sources(), self._members()
         # one that is gone can take nothing back; it is asked when it is here again
         present = [source for source in sources if source in members]
+        n_answered = 0
         with self._client.send([self._request(members[source], b"", 0) for source in present]) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
-                self._take(present[index], reply, 0)
+                n_answered += self._take(present[index], reply, 0) is not None
+        self._note_polled(n_sleeps, is_whole=n_answered == len(sources), has_guests=bool(sources))
         return len(sources)
+
+    def _note_polled(self, n_sleeps: int, *, is_whole: bool, has_guests: bool) -> None:
+        if n_sleeps != self._n_sleeps:
+            self._n_sleeps, self._n_answered = n_sleeps, 0
+        self._n_answered = self._n_answered + 1 if is_whole else 0
+        if self._n_answered >= _POLLS or not has_guests:
+            self._epochs.guests_caught_up(n_sleeps)
 
     def _request(self, member: Member, pages: bytes, n_pages: int) -> Request:
         body = U64.pack(self._own_key) + pages

@@ -357,12 +357,21 @@ class PageCache:
         """Pages that calls have found so far, wherever they came from."""
         return self._counts.n_fetched
 
+    @property
+    def n_hosts_guests(self) -> int:
+        """Of these, pages of other nodes that lay in the pool of this host's node."""
+        return self._counts.n_hosts_guests
+
     def hot_pages(self, most: int, least_looks: int = 1) -> list[tuple[bytes, float]]:
         """Return the ids of the pages that calls found most often in the last 10 to 20 seconds, with finds a second.
 
         Of many finds a sample is looked at: pages that were seen in it fewer than ``least_looks`` times are left out.
         """
         return self._sources.hot_pages(most, least_looks)
+
+    def finds(self, most: int) -> tuple[Keys, NDArray[np.uint64], NDArray[np.uint32]]:
+        """Return what :meth:`hot_pages` knows: ids, finds in 1,000 seconds, and in how many looks each was seen."""
+        return self._sources.finds(most)
 
     def readings(self) -> dict[str, float]:
         """Return what native code has counted of fetches, by the names of the metrics."""

@@ -210,6 +210,7 @@ class CacheParts:
                 int(self._config.attach_share > 0), int(self._config.attach_share * self.pool.largest_page)
             ),
             requests=self._config.attach_requests,
+            takes_finds=bool(self._config.hot_share),
         )
 
     def _serve_guests(self, registrar: Registrar, undo: ExitStack) -> None:
@@ -222,7 +223,7 @@ class CacheParts:
             tier=self.tier,
             own_key=self._own_key,
             native=self.guests,
-            sources=Sources(self._own_key, self.guests, client, self.members),
+            sources=Sources(self._own_key, self.guests, client, self.members, self._control.epochs),
             directory=self.directory,
             read=self.cache.read_located,
             register=lambda array: registrar.register(array, None, is_readable=False),

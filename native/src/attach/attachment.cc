@@ -61,7 +61,9 @@ bool Attachment::hear_of_pool(std::shared_ptr<MappedRegion> known, const Deadlin
     ++part;
   }
   pool_ = MappedPool::map(fds[0].get(), fds[1].get(), fds[2].get(), std::move(known), error);
-  return pool_ != nullptr;
+  if (!pool_) return false;
+  pool_->find_guests_until(std::shared_ptr<const int64_t>(area_, &shown().guests_believed_until));
+  return true;
 }
 
 void Attachment::close() {
@@ -244,7 +246,7 @@ bool Attachment::ask_round(EngineLine& line, RequestKind kind, const PageBatch& 
     for (size_t i = first; i < batch.n_pages; ++i) answer->statuses[i] = PoolStatus::kTimedOut;
     return false;
   }
-  if (kind == RequestKind::kMissed) return true;
+  if (kind == RequestKind::kMissed || kind == RequestKind::kFinds) return true;
   const AnswerArea& given = line.answer();
   answer->is_draining = given.is_draining != 0;
   std::copy_n(given.is_found, n, answer->is_found.begin() + static_cast<ptrdiff_t>(first));
@@ -301,6 +303,16 @@ void Attachment::tell_missed(const Key* keys, size_t n, const Deadline& deadline
   Answer answer(n);
   BorrowedLine line(*this, deadline);
   if (line) ask_of_keys(*line, RequestKind::kMissed, keys, n, deadline, &answer, &line.is_usable);
+}
+
+void Attachment::tell_finds(const Key* keys, const Finds* finds, size_t n, const Deadline& deadline) {
+  n = std::min(n, kMaxPages);
+  if (n == 0) return;
+  BorrowedLine line(*this, deadline);
+  if (!line) return;
+  Answer answer(n);
+  std::copy_n(finds, n, (*line).request().finds);
+  ask_of_keys(*line, RequestKind::kFinds, keys, n, deadline, &answer, &line.is_usable);
 }
 
 // How many pages from `first` on go into one request.

@@ -28,8 +28,6 @@ class Attachment {
   static constexpr size_t kMostLines = attaching::kMostLines;
   // A staging has at least so many bytes, so that large batches take few rounds.
   static constexpr uint64_t kStagingBytes = 16 << 20;
-  // No node is relied on for longer; nanoseconds. What says more is of another clock.
-  static constexpr int64_t kLongestBelief = 60'000'000'000;
 
   // It says what became of the pages of a publish, or of a look-up, with one entry a page.
   struct Answer {
@@ -62,11 +60,7 @@ class Attachment {
   uint64_t epochs_version() const { return load_word_of(shown().epochs_version); }
   // Whether the node has heard of every bump that is over by now: it is awake, or was a moment ago. What
   // `epochs_version` says after it counts. False too where the two have clocks of their own.
-  bool is_believed() const {
-    const int64_t until = __atomic_load_n(&shown().believed_until, __ATOMIC_SEQ_CST);
-    const int64_t left = until - boot_now_ns();
-    return left >= 0 && left <= kLongestBelief;
-  }
+  bool is_believed() const { return p2pkv::is_believed(shown().believed_until); }
 
   // Has the node map memory whose memfd is `fd`. Returns its number; 0 if it can't, with the reason in one
   // sentence in `why`. Nothing is published from it before `use` has said where it lies.
@@ -90,6 +84,14 @@ class Attachment {
   }
   // Says that some owner of these pages' entries has not taken them: the node sees to it.
   void tell_missed(const Key* keys, size_t n, const Deadline& deadline);
+
+  // Whether the node wants to hear what the engine's calls find often. An older one would hang up.
+  bool takes_finds() const {
+    return load_word_of(shown().takes_finds) != 0 &&
+           load_word_of(shown().last_kind) >= static_cast<uint64_t>(RequestKind::kFinds);
+  }
+  // Says how often the engine's calls find these pages, kMaxPages at most; each is named once.
+  void tell_finds(const Key* keys, const Finds* finds, size_t n, const Deadline& deadline);
 
   // Waits until the node has gone, or this is closed; false at the deadline.
   bool wait_gone(const Deadline& deadline);
@@ -134,7 +136,7 @@ class Attachment {
   const std::string path_;
   const UniqueFd connection_;
   Welcome welcome_{};
-  std::unique_ptr<ReadOnlyMapping> area_;
+  std::shared_ptr<ReadOnlyMapping> area_;  // the pool may outlive this, and looks there what it may find
   std::shared_ptr<MappedPool> pool_;
   Wakeup wake_;
   std::atomic<bool> is_closing_{false};

@@ -118,8 +118,16 @@ static_assert(sizeof(Call) == 16);
 
 // kMissed: some owner of these pages' entries did not take what the engine told it. kPublishAgain: what lies
 // in the pool of these is published, as if its bytes had come again; of the others nothing is. kConfirm: the
-// same of what the engine has published already in the same call of its user, which is no further use.
-enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2, kMissed = 3, kPublishAgain = 4, kConfirm = 5 };
+// same of what the engine has published already in the same call of its user, which is no further use. kFinds:
+// the engine's calls find these pages so often, wherever they lie; what it said before counts no more.
+enum class RequestKind : uint32_t {
+  kPublish = 1,
+  kLookUp = 2,
+  kMissed = 3,
+  kPublishAgain = 4,
+  kConfirm = 5,
+  kFinds = 6
+};
 
 // A stretch of an engine's memory.
 struct MemoryPiece {
@@ -129,6 +137,14 @@ struct MemoryPiece {
   uint64_t nbytes;
 };
 static_assert(sizeof(MemoryPiece) == 24);
+
+// How often an engine's calls find a page.
+struct Finds {
+  uint64_t in_1000_s;
+  uint32_t n_looks;  // that this is known from (cache/hot_pages.h)
+  uint32_t reserved;
+};
+static_assert(sizeof(Finds) == 16);
 
 // Written by the engine alone. `withdrawn` is the highest number of a request that it has taken back, `id`
 // that of the one that is written, which stays so until the next. `is_awake`, unless it is 0: it sees an
@@ -144,7 +160,10 @@ struct RequestArea {
   uint64_t is_awake;
   uint64_t reserved2[2];
   Key keys[kMaxPages];
-  MemoryPiece pieces[kMaxPieces];
+  union {
+    MemoryPiece pieces[kMaxPieces];
+    Finds finds[kMaxPages];  // of kFinds
+  };
 };
 static_assert(offsetof(RequestArea, keys) == 64);
 
@@ -172,6 +191,8 @@ struct HostArea {
   int64_t believed_until;   // as time of `boot_now_ns`: no bump that is over by then is unknown to the node
   uint64_t most_requests;   // of one engine that it serves at once; 0: it does not say
   uint64_t last_kind;       // of requests that it answers, RequestKind; 0: kMissed
+  int64_t guests_believed_until;  // likewise: no guest lies there that its source has taken back by then
+  uint64_t takes_finds;           // 1: it brings what engines find often into its pool
 };
 
 constexpr size_t kAreaAlignment = 4096;

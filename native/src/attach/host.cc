@@ -26,7 +26,7 @@ Host::Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, c
       parts_(parts),
       epochs_(epochs),
       identity_(identity),
-      limits_{limits.pool_nbytes, std::min(limits.requests, kMostLines)},
+      limits_{limits.pool_nbytes, std::min(limits.requests, kMostLines), limits.takes_finds},
       shares_(limits.pool_nbytes == 0 ? nullptr
                                       : std::make_unique<EngineShares>(parts.pool, limits.pool_nbytes)) {}
 
@@ -42,9 +42,10 @@ std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, Nam
   if (!host->area_) return nullptr;
   auto* const shown = reinterpret_cast<HostArea*>(host->area_->base());
   shown->most_requests = host->limits_.requests;
-  shown->last_kind = static_cast<uint64_t>(RequestKind::kConfirm);
+  shown->last_kind = static_cast<uint64_t>(RequestKind::kFinds);
+  shown->takes_finds = limits.takes_finds ? 1 : 0;
   epochs.show_version(&shown->epochs_version);
-  epochs.vigil().show_in(&shown->believed_until);
+  epochs.vigil().show_in(&shown->believed_until, &shown->guests_believed_until);
   Host* self = host.get();
   if (!host->disposer_.start() || !host->thread_.start("p2pkv-attach", [self] { self->run(); })) {
     *error = "cannot start a thread for engines that attach";
@@ -157,6 +158,8 @@ bool Host::admit_engine(UniqueFd* connection, uint64_t mark) {
   engine->number = next_number_++;
   engine->parts.memories = std::make_shared<EngineMemories>();
   engine->parts.turns = std::make_shared<Turns>(limits_.requests);
+  engine->parts.number = engine->number;
+  if (limits_.takes_finds) engine->parts.finds = &finds_;
   fill_random(&engine->secret, sizeof engine->secret);
   if (!send_packet(engine->connection.get(), welcome(*engine), area_->fd())) return false;
   if (!show_pool(engine->connection.get())) return false;

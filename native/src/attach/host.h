@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attach/disposer.h"
+#include "attach/engine_finds.h"
 #include "attach/engine_memory.h"
 #include "attach/engine_shares.h"
 #include "attach/frames.h"
@@ -51,6 +52,7 @@ class Host {
   struct Limits {
     uint64_t pool_nbytes = 0;            // that its pages may have; 0: all of the pool
     size_t requests = Host::kMostLines;  // under way at once; kMostLines at most
+    bool takes_finds = false;            // whether the node hears what they find often
   };
 
   // Engines are told this of the node.
@@ -71,6 +73,10 @@ class Host {
   // Ends every line, when what it commits is committed, and lets nobody in any more. Idempotent.
   void close();
   Stats stats();
+  // What engines have said lately of what they find, as `EngineFinds::list`.
+  std::vector<EngineFinds::OfEngine> finds(double least_rate, size_t most) {
+    return finds_.list(least_rate, most);
+  }
 
  private:
   struct Engine {
@@ -106,6 +112,7 @@ class Host {
   std::atomic<bool> is_draining_{false};
   std::atomic<uint64_t> n_refused_{0};
   LineCounts counts_;
+  EngineFinds finds_;  // outlives every line
   Wakeup wake_;
   std::atomic<bool> is_closing_{false};
 

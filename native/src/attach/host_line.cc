@@ -101,7 +101,7 @@ bool HostLine::answer(uint64_t id) {
     ++counts_.n_withdrawn;
     return true;
   }
-  Request request{RequestKind::kPublish, 0, 0, Deadline::after(0), {}, {}, {}};
+  Request request{RequestKind::kPublish, 0, 0, Deadline::after(0), {}, {}, {}, {}};
   if (!take(id, &request)) return is_withdrawn(id);
   ++counts_.n_requests;
   if (engine_.turns->take(request.deadline, [&] { return is_withdrawn(id); })) {
@@ -137,6 +137,9 @@ void HostLine::serve(uint64_t id, const Request& request) {
     case RequestKind::kConfirm:
       publish_again(id, request);
       break;
+    case RequestKind::kFinds:
+      if (engine_.finds != nullptr) engine_.finds->take(engine_.number, request.keys, request.finds);
+      break;
   }
 }
 
@@ -146,12 +149,14 @@ bool HostLine::take(uint64_t id, Request* request) const {
   request->n_pieces = request_->n_pieces;
   request->deadline = Deadline::after(static_cast<double>(request_->timeout_ns) / 1e9);
   const bool is_publish = request->kind == RequestKind::kPublish;
-  if (request->kind < RequestKind::kPublish || request->kind > RequestKind::kConfirm) return false;
+  if (request->kind < RequestKind::kPublish || request->kind > RequestKind::kFinds) return false;
   if (request->n_pages == 0 || request->n_pages > kMaxPages) return false;
   if (is_publish && (request->n_pieces == 0 || request->n_pieces > kMaxPieces / request->n_pages))
     return false;
   request->keys.assign(request_->keys, request_->keys + request->n_pages);
   if (is_publish && !take_pieces(request)) return false;
+  if (request->kind == RequestKind::kFinds)
+    request->finds.assign(request_->finds, request_->finds + request->n_pages);
   return load_word_of(request_->id) == id && !find_duplicate(request->keys.data(), request->n_pages);
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "attach/engine_finds.h"
 #include "attach/engine_memory.h"
 #include "attach/frames.h"
 #include "attach/turns.h"
@@ -37,6 +38,8 @@ struct EngineParts {
   std::shared_ptr<EngineMemories> memories;
   std::shared_ptr<Turns> turns;
   PoolShare share{};
+  uint64_t number = 0;
+  EngineFinds* finds = nullptr;  // null: the node brings nothing for engines
 };
 
 // What lines have done; they only grow.
@@ -76,6 +79,7 @@ class HostLine final {
     size_t n_pieces;
     Deadline deadline;
     std::vector<Key> keys;
+    std::vector<Finds> finds;
     std::vector<Piece> pieces;                            // addresses in this process
     std::vector<std::shared_ptr<MappedMemory>> memories;  // that they lie in
   };

@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -37,11 +38,11 @@ using Bytes = Array<uint8_t>;
 std::shared_ptr<Host> start_host(int listener, Pool& pool, Guests& guests, Shard& shard, Sequences& sequences,
                                  Tier* tier, NamespaceEpochs& epochs, uint64_t node_key,
                                  const std::string& address, const std::string& cluster, uint64_t share,
-                                 size_t requests) {
+                                 size_t requests, bool takes_finds) {
   std::string error;
   UniqueFd own(dup(listener));
   auto host = Host::start(std::move(own), {pool, guests, shard, sequences, tier}, epochs,
-                          {node_key, address, cluster}, {share, requests}, &error);
+                          {node_key, address, cluster}, {share, requests, takes_finds}, &error);
   if (!host) throw std::runtime_error(error);
   return host;
 }
@@ -60,6 +61,29 @@ Counts stats_of(Host& host) {
   out["largest_charge"] = stats.largest_charge;
   out["taken_out"] = stats.n_taken_out;
   out["not_taken"] = stats.n_not_taken;
+  return out;
+}
+
+// Of each engine, by its number: ids of pages, how often a second it finds each, and from how many looks it
+// knows that.
+using FoundPage = std::tuple<nb::bytes, double, uint32_t>;
+using FindsOfEngine = std::tuple<uint64_t, std::vector<FoundPage>>;
+
+std::vector<FindsOfEngine> finds_of(Host& host, double least_rate, size_t most) {
+  std::vector<attaching::EngineFinds::OfEngine> all;
+  {
+    const nb::gil_scoped_release unlocked;
+    all = host.finds(least_rate, most);
+  }
+  std::vector<FindsOfEngine> out;
+  for (const auto& [engine, pages] : all) {
+    std::vector<FoundPage> found;
+    for (const auto& [key, finds] : pages) {
+      found.emplace_back(nb::bytes(key.bytes, sizeof key.bytes), static_cast<double>(finds.in_1000_s) / 1000,
+                         finds.n_looks);
+    }
+    out.emplace_back(engine, std::move(found));
+  }
   return out;
 }
 
@@ -144,6 +168,19 @@ void tell_host_of_missed(Attachment& self, const KeyArray& keys, double timeout)
   self.tell_missed(data, n, Deadline::after(timeout));
 }
 
+// Keys, finds in 1,000 seconds and looks are of one length.
+void tell_finds(Attachment& self, const KeyArray& keys, const ArrayOf<uint64_t, kAnySize>& in_1000_s,
+                const ArrayOf<uint32_t, kAnySize>& n_looks, double timeout) {
+  const Key* data = require_keys(keys);
+  const auto n = static_cast<int64_t>(keys.shape(0));
+  const auto* rates = require<uint64_t>(in_1000_s, "in_1000_s", {n});
+  const auto* looks = require<uint32_t>(n_looks, "n_looks", {n});
+  std::vector<attaching::Finds> finds;
+  for (int64_t i = 0; i < n; ++i) finds.push_back({rates[i], looks[i], 0});
+  const nb::gil_scoped_release unlocked;
+  self.tell_finds(data, finds.data(), finds.size(), Deadline::after(timeout));
+}
+
 }  // namespace
 
 void bind_attach(nb::module_& m) {
@@ -151,9 +188,11 @@ void bind_attach(nb::module_& m) {
   nb::class_<Host>(m, "AttachHost", "What engines of this host attach to. See native/src/attach/host.h.")
       .def_static("start", &start_host, "listener"_a, "pool"_a, "guests"_a, "shard"_a, "sequences"_a,
                   "tier"_a.none(), "epochs"_a, "node_key"_a, "address"_a, "cluster"_a, "share"_a,
-                  "requests"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(),
-                  nb::keep_alive<0, 5>(), nb::keep_alive<0, 6>(), nb::keep_alive<0, 7>())
+                  "requests"_a, "takes_finds"_a, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(),
+                  nb::keep_alive<0, 4>(), nb::keep_alive<0, 5>(), nb::keep_alive<0, 6>(),
+                  nb::keep_alive<0, 7>())
       .def("drain", &Host::drain)
+      .def("finds", &finds_of, "least_rate"_a, "most"_a)
       .def("stats", &stats_of)
       .def("close", &Host::close, Released());
   nb::class_<Published>(m, "AttachedPublish", "What became of a publish. See native/src/attach/published.h.")
@@ -208,6 +247,9 @@ void bind_attach(nb::module_& m) {
       .def_prop_ro("publishes_again", &Attachment::publishes_again)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
       .def("tell_missed", &tell_host_of_missed, "keys"_a.noconvert(), "timeout"_a)
+      .def_prop_ro("takes_finds", &Attachment::takes_finds)
+      .def("tell_finds", &tell_finds, "keys"_a.noconvert(), "in_1000_s"_a.noconvert(),
+           "n_looks"_a.noconvert(), "timeout"_a)
       .def(
           "wait_gone",
           [](Attachment& self, double timeout) {

@@ -171,6 +171,24 @@ std::vector<std::pair<nb::bytes, double>> hot_pages(FetchSources& self, size_t m
   return out;
 }
 
+// The same of all that are known: ids, finds in 1,000 seconds, and from how many looks that is known.
+std::tuple<Array<uint8_t>, Array<uint64_t>, Array<uint32_t>> finds(FetchSources& self, size_t most) {
+  std::vector<Key> keys;
+  std::vector<uint64_t> in_1000_s;
+  std::vector<uint32_t> n_looks;
+  {
+    const nb::gil_scoped_release release;
+    for (const HotPages::Hot& page : self.hot_pages(most)) {
+      keys.push_back(page.key);
+      in_1000_s.push_back(static_cast<uint64_t>(page.reads_a_second * 1000));
+      n_looks.push_back(page.n_looks);
+    }
+  }
+  const size_t n = keys.size();
+  return {give<uint8_t>(std::move(keys), {n, sizeof(Key)}), give<uint64_t>(std::move(in_1000_s), {n}),
+          give<uint32_t>(std::move(n_looks), {n})};
+}
+
 // Owners and boots as Python has them, with the keys of their pages that were read.
 std::vector<std::tuple<uint64_t, uint64_t, Array<uint8_t>>> drain_touches(Touches& self, double timeout) {
   std::vector<Touches::OfPeer> drained;
@@ -241,6 +259,7 @@ void bind_sources(nb::module_& m) {
           "batch"_a, "has_promoted"_a)
       .def("fetched", &fetched)
       .def("hot_pages", &hot_pages, "most"_a, "least_looks"_a = 1)
+      .def("finds", &finds, "most"_a)
       .def("checks",
            [](const FetchSources& self) -> Counts {
              const auto checks = self.checks();
@@ -248,6 +267,7 @@ void bind_sources(nb::module_& m) {
              out["rejected"] = checks.rejected;
              out["checksum"] = checks.checksum;
              out["late_calls"] = checks.late_calls;
+             out["hosts_guests"] = checks.hosts_guests;
              return out;
            })
       .def("hedges",
