@@ -264,7 +264,10 @@ class AttachedCache:
 
     def readings(self) -> dict[str, float]:
         """As :meth:`PageCache.readings`."""
-        return self._reader.readings()
+        return {
+            **self._reader.readings(),
+            "p2pkv_fetched_guest_pages_total": self._reader.n_hosts_guests,
+        }
 
     def close(self) -> None:
         """As :meth:`PageCache.close`."""

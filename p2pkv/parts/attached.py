@@ -14,6 +14,7 @@ import zmq
 
 from p2pkv import _native, transports
 from p2pkv.attach.cache import AttachedCache, unsupported
+from p2pkv.attach.finding import Finding
 from p2pkv.attach.following import Following
 from p2pkv.attach.mapped import descriptor_of
 from p2pkv.attach.own_host import OwnHost
@@ -233,7 +234,7 @@ class AttachedParts:
             of_host=self.own_host.pool,
         )
         mapped = self.own_host.pool
-        own_pages = OwnPages(lambda keys: mapped.lookup(keys)[0].astype(np.bool_), MEMORY)
+        own_pages = OwnPages(lambda keys: mapped.lookup_own(keys)[0].astype(np.bool_), MEMORY)
         undo.callback(own_pages.close)
         cache = AttachedCache(
             reader=reader,
@@ -252,6 +253,10 @@ class AttachedParts:
             touching = Touching(touches, self.directory, self.metrics)
             undo.callback(touching.close)
             touching.start()
+        epochs = self.epochs_known
+        self.finding = Finding(self.own_host, reader.finds, lambda: epochs.own)
+        undo.callback(self.finding.close)
+        self.finding.start()
         if spans is not None:
             spans.trace(reader, STEPS)
             spans.trace(cache, CALLS)
@@ -365,7 +370,9 @@ class AttachedParts:
             self.caching.cache.drop_owner(node_key(member.node_id))
             self.client.forget(member.address)
         host = reached.by_key(self._host_key)
-        self.caching.cache.is_host_member = host is not None and host.is_present
+        is_member = host is not None and host.is_present
+        self.caching.cache.is_host_member = is_member
+        self.own_host.pool.set_member(is_member)
 
     def _is_lost(self, member: Member) -> bool:
         return member.key == self._host_key and member.boot_epoch == self._lost_boot

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.attach.cache import AttachedCache
+from p2pkv.attach.finding import Finding
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
 from p2pkv.directory.view import DEFAULT_CLUSTER
@@ -414,3 +415,39 @@ def test_engines_that_are_away_at_once_find_their_own_shares_again(tmp_path: Pat
 def test_limits_of_engines_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, UsageError), match=said):
         Config(**settings)
+
+
+def test_an_engine_says_nothing_for_a_while_after_a_bump(tmp_path: Path) -> None:
+    """Its sketch has ids of before, which nobody asks for any more."""
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    with (
+        Node.start(Config(node_id="host", attach_listen=path, pool_size="1MiB", hot_share=0.25)) as host,
+        Node.start(Config(attach=path)) as engine,
+    ):
+        own, now = engine._parts.finding, 0.0
+        own.close()
+        finding = Finding(own._own_host, own._finds, own._epoch_now, clock=lambda: now)
+
+        def is_told() -> bool:
+            counted = "p2pkv_attach_requests_total"
+            before = host.counters()[counted]
+            finding.turn()
+            return host.counters()[counted] > before
+
+        assert not is_told(), "nothing was found"
+        rows = np.ones((2, 4096), np.uint8)
+        engine.register_memory(rows)
+        assert engine.publish(KEYS, rows).all()
+        assert engine.fetch(KEYS, rows).all()
+        assert is_told()
+        ids = {bytes(key) for key in engine._cache.hash(KEYS)[1]}
+        assert {
+            key for _, found in host._parts.caching.attach_host.finds(0.0, 9) for key, _, _ in found
+        } == ids
+        engine.bump()
+        assert not is_told()
+        now += 19.0
+        assert not is_told()
+        now += 2.0
+        assert is_told()
