@@ -5,6 +5,9 @@ ends, goes here as well; only that nobody has asked for them. The sketch of hot 
 prefetcher brings them while nothing else waits, and this is what decides: how hot a page has to be, how many bytes a
 second may come, and how much of the pool they may have together. No call waits for any of it.
 
+Engines that are attached to this node say what their calls find (``p2pkv/attach/finding.py``), and that counts as well:
+:mod:`p2pkv.cache.hot_readers` has what one of them may cost the others.
+
 A thread looks once a second. Who asks for a page by a prefetch or a pin has it for good: it is no hot guest any more.
 """
 
@@ -13,14 +16,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from p2pkv import _native
+from p2pkv.cache.hot_readers import EngineFinds, Finds, HotPages, Parts, collect
 from p2pkv.cache.prefetch import Counting, Prefetch, PrefetchOutcome
 from p2pkv.cache.prefetcher import Prefetcher
 from p2pkv.directory.view import Member
@@ -35,12 +37,8 @@ from p2pkv.transports.base import Resource
 _log = logging.getLogger(__name__)
 
 _TURN_S = 1.0
-_MUCH_HOTTER = 2.0
-"""Where the share is full, a page takes the place of one that is so many times less hot."""
 _SKETCH_S = 20.0
 """What the sketch of hot pages looks back at most."""
-_MOST = 2048
-"""Pages that the sketch may name: all of its two windows."""
 _BRING_S = 10.0
 """What one round of pages may take."""
 _REST_S, _LONGEST_REST_S = 10.0, 300.0
@@ -66,8 +64,6 @@ class Limits:
     longer does not come."""
 
 
-HotPages = Callable[[int, int], list[tuple[bytes, float]]]
-"""Returns the pages that calls find most often, at most so many and each seen so many times, with finds a second."""
 Touch = Callable[[int, int, Keys], int]
 """Tells the node of this key and boot that its pages are used; returns of how many it was told."""
 
@@ -106,6 +102,7 @@ class Surroundings:
     guests: _native.Guests
     prefetcher: Prefetcher
     hot_pages: HotPages
+    engine_finds: EngineFinds
     touch: Touch | None
     """None: owners do not hear of what is used here."""
     members: Callable[[], Mapping[int, Member]]
@@ -142,6 +139,7 @@ class HotGuests(Resource):
         self._guests: dict[bytes, _Guest] = {}
         self._bringing: _Round | None = None  # changed in turns only
         self._asked_for: set[bytes] = set()  # of those that are being brought, since they were chosen
+        self._n_found_by_engines = 0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         metrics = around.metrics
@@ -175,19 +173,20 @@ class HotGuests(Resource):
             now, limits = self._clock(), self._limits
             self._take_in(now)
             self._forget_gone()
-            rates = dict(self._around.hot_pages(_MOST, 1))
-            self._let_go([key for key in self._guests if rates.get(key, 0.0) < limits.cool_rate])
+            finds = self._collect()
+            self._let_go([key for key in self._guests if finds.rate(key) < limits.cool_rate])
             self._touch_owners()
             grown = self._budget + (now - self._budgeted) * limits.bytes_a_second
             self._budget, self._budgeted = min(float(limits.bytes_a_second), grown), now
             if self._may_bring(now):
-                self._bring(rates, now)
+                self._bring(finds, now)
 
     def readings(self) -> dict[str, float]:
         """Return what there is, by the names of the metrics, as of the last turn."""
         with self._lock:
             guests = list(self._guests.values())
         return {
+            "p2pkv_attach_found_pages": self._n_found_by_engines,
             "p2pkv_hot_guest_pages": len(guests),
             "p2pkv_hot_guest_bytes": sum(guest.nbytes for guest in guests),
         }
@@ -202,6 +201,17 @@ class HotGuests(Resource):
                 self._bringing.prefetch.close()
 
     # --- a turn, with `_turning`
+
+    def _collect(self) -> Finds:
+        around, limits = self._around, self._limits
+        finds = collect(
+            around.hot_pages,
+            around.engine_finds,
+            least_looks=limits.least_looks,
+            least_rate=limits.cool_rate,
+        )
+        self._n_found_by_engines = finds.n_by_engines
+        return finds
 
     def _may_bring(self, now: float) -> bool:
         epoch = self._around.epoch()
@@ -280,20 +290,25 @@ class HotGuests(Resource):
                 n_told = self._around.touch(source, member.boot_epoch, _ids(keys))
                 self._around.metrics.told_touches.inc(n_told)
 
-    def _bring(self, rates: dict[bytes, float], now: float) -> None:
-        # Those that have cooled are forgotten, so that they are no more than the sketch has places.
+    def _bring(self, finds: Finds, now: float) -> None:
+        # Those that have cooled are forgotten, so that they are no more than the sketches have places.
         cool_rate = self._limits.cool_rate
-        self._left = {key: rest for key, rest in self._left.items() if rates.get(key, 0.0) >= cool_rate}
-        hot = self._wanted(now)
+        self._left = {key: rest for key, rest in self._left.items() if finds.rate(key) >= cool_rate}
+        hot = self._wanted(finds, now)
         if not hot:
             return
         nbytes, smallest, largest = self._blocks()
+        parts = self._parts(finds)
+        hot = parts.in_turn(hot, largest)
         if nbytes + largest > self._room:
-            self._make_room([rate for _, rate in hot], rates, self._room - nbytes, largest)
+            most = max(0, int(self._budget // largest))
+            going, coming = parts.make_room(hot, self._room - nbytes, largest, most)
+            self._let_go(going)
+            hot = list(dict.fromkeys([*coming, *hot]))  # none but these has room that others have left
             nbytes, _, _ = self._blocks()
         room = int(min(self._budget, self._room - nbytes))
         # What is left of a share that is full is no room: nothing would be looked up but for that to be found out.
-        keys = [key for key, _ in hot[: max(0, room // smallest)]]
+        keys = hot[: max(0, room // smallest)]
         self._counting.settled(PrefetchOutcome.NO_ROOM, len(hot) - len(keys))
         if not keys:
             return
@@ -305,6 +320,11 @@ class HotGuests(Resource):
                 is_hurried = self._budget < self._room - nbytes
                 self._bringing = _Round(prefetch, frozenset(keys), room, is_hurried)
 
+    def _parts(self, finds: Finds) -> Parts:
+        with self._lock:
+            guests = {key: guest.nbytes for key, guest in self._guests.items()}
+        return Parts(finds, guests, self._room)
+
     def _blocks(self) -> tuple[int, int, int]:
         """Return the bytes of all blocks of hot guests, and of the smallest and the largest of them.
 
@@ -315,42 +335,20 @@ class HotGuests(Resource):
         least = self._around.pool.granule
         return sum(blocks), min(blocks, default=least), max(blocks, default=least)
 
-    def _wanted(self, now: float) -> list[tuple[bytes, float]]:
-        """Return the hot pages that are neither here nor left alone, the hottest first, with finds a second."""
+    def _wanted(self, finds: Finds, now: float) -> list[bytes]:
+        """Return the hot pages that are neither here nor left alone, in their readers' turns."""
         hot = [
-            (key, rate)
-            for key, rate in self._around.hot_pages(_MOST, self._limits.least_looks)
-            if rate >= self._limits.hot_rate and ((rest := self._left.get(key)) is None or rest.until <= now)
+            key
+            for key in finds.hot(self._limits.hot_rate)
+            if (rest := self._left.get(key)) is None or rest.until <= now
         ]
         if not hot:
             return []
-        ids = _ids([key for key, _ in hot])
+        ids = _ids(hot)
         is_here, _ = self._around.pool.lookup(ids)
         if self._around.tier is not None:
             is_here |= self._around.tier.contains(ids)
-        return [page for page, here in zip(hot, is_here.tolist(), strict=True) if not here]
-
-    def _make_room(self, wanted: list[float], rates: dict[bytes, float], free: int, block: int) -> None:
-        """Let those guests go that are much less hot than pages which are not here: the least against the most.
-
-        None goes but where what goes makes room for a whole page, for one that may come now. How long that will be is
-        not known: it is taken to be as long as the longest of the guests, whose ``block`` this is.
-        """
-        with self._lock:
-            guests = [(key, guest.nbytes) for key, guest in self._guests.items()]
-        coolest_first = deque(sorted(guests, key=partial(_rate, rates)))
-        going: list[bytes] = []
-        for rate in wanted[: max(0, int(self._budget // block))]:
-            together: list[bytes] = []
-            while free < block and coolest_first and rate >= _MUCH_HOTTER * _rate(rates, coolest_first[0]):
-                key, nbytes = coolest_first.popleft()
-                together.append(key)
-                free += nbytes
-            if free < block:
-                break
-            free -= block
-            going += together
-        self._let_go(going)
+        return [key for key, here in zip(hot, is_here.tolist(), strict=True) if not here]
 
     def _run(self) -> None:
         while not self._closing.wait(_TURN_S):
@@ -364,7 +362,3 @@ class HotGuests(Resource):
 
 def _ids(keys: list[bytes]) -> Keys:
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
-
-
-def _rate(rates: dict[bytes, float], guest: tuple[bytes, int]) -> float:
-    return rates.get(guest[0], 0.0)

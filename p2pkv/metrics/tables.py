@@ -79,6 +79,7 @@ READINGS = {
     "p2pkv_attach_share_evicted_pages_total": "Pages that went because their engine was above attach_share",
     "p2pkv_attach_share_refused_pages_total": "Attached engines' pages without room in attach_share, or in one piece",
     "p2pkv_attach_share_outgrown_pages_total": "Others' pages that went as an engine grew, though bytes were left",
+    "p2pkv_attach_found_pages": "Pages that attached engines say they find often; 0 without hot_share",
     "p2pkv_kv_event_batches_total": "Messages of KV events sent",
     "p2pkv_kv_event_retellings_total": "Times that KV events told all: at start, after a bump or a loss, when asked",
     "p2pkv_membership_malformed_views_total": "Views that no node could have sent",

@@ -55,6 +55,9 @@ def make_hot_guests(
         guests=parts.guests,
         prefetcher=parts.prefetcher,
         hot_pages=parts.cache.hot_pages,
+        engine_finds=lambda rate, most: (
+            [] if parts.attach_host is None else parts.attach_host.finds(rate, most)
+        ),
         touch=parts.directory.touch if touch else None,
         members=parts.members,
         epoch=lambda: epochs.own,

@@ -31,10 +31,11 @@ class Reader:
         assert isinstance(caching, CacheParts)
         self.caching = caching
         self.rates: dict[bytes, float] = {}
+        self.of_engines: dict[int, dict[bytes, float]] = {}
         self.now = 0.0
         made = make_hot_guests(caching, node._parts.control.epochs, node.metrics, 0, touch=True)
         self.hot = HotGuests(
-            replace(made._around, hot_pages=self.hot_pages),
+            replace(made._around, hot_pages=self.hot_pages, engine_finds=self.engine_finds),
             int(n_pages * PAGE),
             limits=limits,
             clock=lambda: self.now,
@@ -43,6 +44,16 @@ class Reader:
 
     def hot_pages(self, most: int, least_looks: int) -> list[tuple[bytes, float]]:
         return sorted(self.rates.items(), key=lambda page: -page[1])[:most]
+
+    def engine_finds(self, least_rate: float, most: int) -> list[tuple[int, list[tuple[bytes, float, int]]]]:
+        return [
+            (engine, [(key, rate, 9) for key, rate in found.items()])
+            for engine, found in self.of_engines.items()
+        ]
+
+    def engine_heats(self, engine: int, keys: list[str], rate: float) -> None:
+        """Have this engine say that it finds these pages so often, and no others."""
+        self.of_engines[engine] = dict.fromkeys(map(bytes, self.ids(keys)), rate)
 
     def ids(self, keys: list[str]) -> np.ndarray:
         return self.caching.cache.hash(keys)[1]

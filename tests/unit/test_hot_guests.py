@@ -98,6 +98,43 @@ def test_what_somebody_asked_for_stays(start: Callable[..., Node]) -> None:
         assert reader.here() == KEYS[:6]
 
 
+def test_what_engines_find_comes_as_what_the_node_finds(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    published(owner)
+    reader = Reader(start("reader"), 16)
+    reader.engine_heats(1, KEYS[:4], 0.3)
+    assert reader.turn() == 0, "one engine by itself finds them too seldom"
+    reader.engine_heats(2, KEYS[:2], 0.3)
+    reader.heat(KEYS[2:3], 0.3)
+    assert reader.turn() == 3
+    assert reader.here() == KEYS[:3]
+    assert reader.node.counters()[BROUGHT] == 3
+    assert reader.hot.readings()["p2pkv_attach_found_pages"] == 4
+    owner.retract(KEYS[:1])
+    assert reader.here() == KEYS[1:3]
+    reader.of_engines.clear()
+    reader.rates.clear()
+    assert reader.turn() == 0, "they go when nobody finds them any more"
+
+
+def test_an_engine_that_lies_takes_no_more_than_its_part(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 6)
+    reader.engine_heats(1, KEYS[:3], 1.0)
+    assert reader.turn() == 3
+    reader.engine_heats(2, KEYS[3:], 1e9)
+    for _ in range(5):
+        assert reader.turn() == 6
+        assert reader.here()[:3] == KEYS[:3], "what the honest engine finds stays"
+    reader.engine_heats(1, KEYS[1:3], 1.0)
+    assert reader.turn() == 6
+    assert reader.here()[:2] == KEYS[1:3]
+    assert len(reader.here()) == 6, "room that nobody else needs is for everybody"
+    reader.engine_heats(1, KEYS[:3], 1.0)
+    reader.turn()
+    assert reader.here()[:3] == KEYS[:3], "and is given back to whose part it is"
+
+
 def test_the_share_is_never_passed(start: Callable[..., Node]) -> None:
     published(start("owner"))
     reader = Reader(start("reader"), 5)
