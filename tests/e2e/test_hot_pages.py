@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,82 @@ def test_hot_pages_have_their_share_and_no_more(cluster: Cluster) -> None:
 
 def counted_left(crowd: Crowd) -> list[float]:
     return crowd.counted('p2pkv_hot_pages_total{outcome="no_room"}')
+
+
+class Attached:
+    """An owner, and a host whose node has two engines: they read, and the node does not."""
+
+    def __init__(self, cluster: Cluster, folder: Path, **settings: object) -> None:
+        (folder / "host").mkdir(mode=0o700)
+        path = f"unix:{folder}/host/s"
+        self.owner = cluster.start("owner")
+        self.host = cluster.start("host", attach_listen=path, **settings)
+        cluster.meet(self.owner, self.host)
+        self.engines = [cluster.start(f"engine {i}", attach=path) for i in range(2)]
+        assert all(self.owner.call("publish", keys=HOT, nbytes=NBYTES, timeout=10.0))
+
+    def read(self, engine: NodeProcess) -> int:
+        answer = engine.call("fetch", keys=HOT, nbytes=NBYTES, timeout=5.0)
+        assert answer["wrong"] == []
+        return sum(answer["hits"])
+
+    def read_until_here(self) -> None:
+        """Until the host has all of them; the engine tells it once a second what it finds."""
+
+        def are_here() -> bool:
+            assert self.read(self.engines[0]) == len(HOT)
+            return bool(self.host.call("counters")["p2pkv_hot_guest_pages"] == len(HOT))
+
+        eventually(are_here, SETTLE_S)
+
+
+def test_what_an_engine_reads_often_is_served_by_its_own_host(cluster: Cluster, tmp_path: Path) -> None:
+    attached = Attached(cluster, tmp_path, hot_share=SHARE)
+    attached.read_until_here()
+    engine, other = attached.engines
+    before = engine.call("counters")
+    for _ in range(200):
+        assert attached.read(engine) == len(HOT)
+    after = engine.call("counters")
+    assert after.get(OVER_TCP, 0) == before.get(OVER_TCP, 0), "nothing is read from the owner any more"
+    assert after[OWN_POOL] - before.get(OWN_POOL, 0) == 200 * len(HOT)
+    guests = "p2pkv_fetched_guest_pages_total"
+    assert after[guests] - before[guests] == 200 * len(HOT)
+    assert attached.read(other) == len(HOT)
+    assert other.call("counters").get(OVER_TCP, 0) == 0, "other engines of the host have them too"
+    attached.owner.kill()
+    assert attached.read(engine) == attached.read(other) == len(HOT), "and when the owner is killed"
+
+
+def test_engines_find_nothing_that_the_owner_has_taken_back(cluster: Cluster, tmp_path: Path) -> None:
+    attached = Attached(cluster, tmp_path, hot_share=SHARE)
+    attached.read_until_here()
+    for engine in attached.engines:
+        assert attached.read(engine) == len(HOT)
+    for n_left in range(len(HOT) - 1, len(HOT) // 2, -1):
+        attached.owner.call("retract", keys=HOT[n_left : n_left + 1])
+        assert [attached.read(engine) for engine in attached.engines] == [n_left] * 2
+    assert attached.owner.call("counters")["p2pkv_unheard_take_backs_total"] == 0
+    attached.owner.call("bump")
+    assert [attached.read(engine) for engine in attached.engines] == [0] * 2
+    assert attached.host.call("counters")["p2pkv_pool_pages"] == 0
+
+
+def test_nothing_comes_for_engines_where_it_is_switched_off(cluster: Cluster, tmp_path: Path) -> None:
+    """A node beside them, to which it is not, says when the pages would have come."""
+    attached = Attached(cluster, tmp_path)
+    other = cluster.start("other", hot_share=SHARE)
+    cluster.meet(attached.owner, attached.host, other)
+
+    def is_there() -> bool:
+        assert attached.read(attached.engines[0]) == len(HOT)
+        other.call("fetch", keys=HOT, nbytes=NBYTES, timeout=5.0)
+        return bool(other.call("counters")["p2pkv_hot_guest_pages"] == len(HOT))
+
+    eventually(is_there, SETTLE_S)
+    counted = attached.host.call("counters")
+    assert counted["p2pkv_guest_pages"] == 0
+    assert counted["p2pkv_attach_requests_total"] == 0, "nor is it told anything"
 
 
 def test_nothing_comes_where_it_is_switched_off(cluster: Cluster) -> None:

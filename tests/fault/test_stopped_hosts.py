@@ -15,7 +15,7 @@ import pytest
 
 from cluster import Cluster, NodeProcess, all_are_fetched, eventually
 from p2pkv import Config, Node, SharedRegion
-from pages import wrong
+from pages import fill, wrong
 from patience import PATIENCE
 
 KEYS = [f"page-{i}" for i in range(8)]
@@ -126,3 +126,69 @@ def test_memory_that_the_node_is_asked_to_map_in_vain_is_not_mapped_in_the_end(h
     )  # it has heard of the other before this
     assert (problem, host.node.call("counters")["p2pkv_attached_memory_bytes"]) == ("", before + 4096)
     attachment.forget(number)
+
+
+class Guests:
+    """A page of the other node lies in the host's pool because the engine reads it often; members are told nothing."""
+
+    def __init__(self, cluster: Cluster, path: str, undo: ExitStack) -> None:
+        self.node = cluster.start("host", attach_listen=path, hot_share=0.25)
+        config = Config(node_id="other", join=[cluster.join], pool_size="1MiB", deadline=60.0)
+        self.other = undo.enter_context(Node.start(config))
+        third = undo.enter_context(Node.start(Config(node_id="third", join=[cluster.join], pool_size="1MiB")))
+        self.engine = undo.enter_context(Node.start(Config(node_id="engine", attach=path)))
+        self.rows = np.zeros((len(KEYS), NBYTES), np.uint8)
+        self.engine.register_memory(self.rows)
+        nodes = (self.engine, self.other, third)
+        eventually(lambda: {len(node.members()) for node in nodes} == {3}, 10.0)
+        published = np.zeros_like(self.rows)
+        fill(published, KEYS)
+        self.other.register_memory(published)
+        assert self.other.publish(KEYS, published).all()
+        self.engine._parts.epochs.close()
+        self.engine._parts.following.close()
+        eventually(self.is_served_here, 60.0)
+
+    def n_found(self) -> int:
+        outcomes = self.engine.fetch(KEYS, self.rows, timeout=5.0)
+        assert wrong(self.rows, KEYS, outcomes) == []
+        return int(np.count_nonzero(outcomes))
+
+    def n_guests_found(self) -> float:
+        return self.engine.counters()["p2pkv_fetched_guest_pages_total"]
+
+    def is_served_here(self) -> bool:
+        before = self.n_guests_found()
+        self.n_found()
+        return self.n_guests_found() == before + len(KEYS)
+
+
+@pytest.fixture
+def guests(cluster: Cluster, tmp_path: Path) -> Iterator[Guests]:
+    (tmp_path / "host").mkdir(mode=0o700)
+    with ExitStack() as undo:
+        yield Guests(cluster, f"unix:{tmp_path}/host/s", undo)
+
+
+def test_a_guest_that_was_taken_back_is_not_found_while_its_holder_is_stopped(guests: Guests) -> None:
+    guests.node.stop()
+    assert guests.other.retract(KEYS).all()  # has returned because the node was given up
+    assert guests.other.counters()["p2pkv_unheard_take_backs_total"] == 0
+    before = guests.n_guests_found()
+    for _ in range(5):
+        assert guests.n_found() == 0
+    assert guests.n_guests_found() == before
+
+
+def test_nor_when_that_goes_on_and_has_not_heard_of_it_yet(guests: Guests) -> None:
+    guests.node.stop()
+    assert guests.other.retract(KEYS[:4]).all()
+    guests.node.resume()
+    pool = guests.engine._parts.own_host.pool
+
+    def is_believed_again() -> bool:
+        assert not guests.engine.fetch(KEYS[:4], guests.rows[:4], timeout=5.0).any()
+        return bool(pool.get().are_guests_believed)
+
+    eventually(is_believed_again, 60.0)
+    assert not guests.engine.fetch(KEYS[:4], guests.rows[:4], timeout=5.0).any()

@@ -29,6 +29,8 @@ N_KEPT = 16
 class Drainer(Worker):
     """A node that drains now and then, and its thread."""
 
+    may_have_engine = False
+
     is_told_to = False  # from before it begins
     is_draining = False  # from then on nothing is stored
 

@@ -2,9 +2,9 @@
 
 Some nodes, with disks or without, publish, fetch, prefetch, pin, hand over, retract and clear the same keys all the
 time, each in a thread of its own, in pools that hold less than all, and bring what they have fetched a few times, as
-hot guests. Meanwhile the namespace is bumped, and nodes are
-closed and started again. Every page says of which key and version it is, and when that was made. In the end pins are
-held against a flood of new pages, and must end.
+hot guests. Some have an engine attached, which fetches too, and finds in its node's pool what that brings for it.
+Meanwhile the namespace is bumped, and nodes are closed and started again. Every page says of which key and version it
+is, and when that was made. In the end pins are held against a flood of new pages, and must end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.guests_history import N_KEYS, PAGE, Bumped, History
-from hunts.hot_guests import hot_guests_of
+from hunts.hot_guests import HotEngine, hot_guests_of
 from hunts.schedules import drawn, scratch, turns
 from p2pkv import Config, Node, Pin, Prefetch, PrefetchOutcome
 from p2pkv.cache.hot_guests import HotGuests
@@ -29,10 +29,12 @@ BATCH = 8
 DEADLINE = 4.0
 PIN_SHARE = 0.25
 HOT_ROOM = 16 * PAGE
+GUESTS_OF_ENGINES = "guests found by engines"
 _EFFECTS = {
     "pages brought": 'p2pkv_prefetched_pages_total{outcome="brought"}',
     "bytes brought from elsewhere": "p2pkv_prefetched_bytes_total",
     "hot pages brought": 'p2pkv_hot_pages_total{outcome="brought"}',
+    GUESTS_OF_ENGINES: GUESTS_OF_ENGINES,
     "guests taken back": "p2pkv_taken_back_guests_total",
     "pages handed over": 'p2pkv_handed_over_pages_total{outcome="accepted"}',
     "pages pinned": 'p2pkv_pinned_pages_total{outcome="pinned"}',
@@ -44,6 +46,8 @@ _EFFECTS = {
 class Worker:
     """A node, and the thread that uses it while it is there."""
 
+    may_have_engine = True
+
     def __init__(self, world: World, node_id: str, disk: Path | None) -> None:
         self.world = world
         self.node_id = node_id
@@ -53,6 +57,8 @@ class Worker:
         self.started = 0.0
         self.node: Node | None = None
         self.hot: HotGuests | None = None
+        self.has_engine = self.may_have_engine and self.chance.random() < 0.5
+        self.engine: HotEngine | None = None
         self.thread: threading.Thread | None = None
         self.is_over = threading.Event()
         self.pins: list[Pin] = []
@@ -72,10 +78,13 @@ class Worker:
                 transports=self.world.transports,
                 join=others,
                 **self.disk,
+                **(HotEngine.host_settings(self.world.folder, self.node_id) if self.has_engine else {}),
             )
         )
         self.node.register_memory(self.memory)
         self.hot = hot_guests_of(self.node, HOT_ROOM)
+        if self.has_engine:
+            self.engine = HotEngine(self.node, self.world.transports, (N_KEYS, PAGE))
 
     def work(self) -> None:
         self.is_over.clear()
@@ -93,6 +102,10 @@ class Worker:
         if self.node is None:
             return
         counted = self.node.counters()
+        if self.engine is not None:
+            counted = counted | {GUESTS_OF_ENGINES: float(self.engine.n_guests_found)}
+            self.engine.node.close()
+            self.engine = None
         for effect, name in _EFFECTS.items():
             self.world.tally[effect] += int(counted.get(name, 0.0))
         prefetches, self.prefetches, self.pins = self.prefetches, [], []
@@ -109,6 +122,7 @@ class Worker:
         steps: list[tuple[Callable[[], None], float]] = [
             (self.publish, 5),
             (self.fetch, 6),
+            (self.fetch_attached, 6 * self.has_engine),
             (self.prefetch, 5),
             (self.hand_over, 1),
             (self.bring_hot, 5),
@@ -138,14 +152,19 @@ class Worker:
         self.node.publish(names(keys), memory, epoch=epoch)
 
     def fetch(self) -> None:
-        self.check(self.some())
-
-    def check(self, keys: list[int]) -> None:
-        """Fetch, and judge what is found."""
         assert self.node is not None
-        memory = self.memory[: len(keys)]
+        self.check(self.some(), self.node, self.memory)
+
+    def fetch_attached(self) -> None:
+        """Have this node's engine fetch, to which all holds that holds for its node."""
+        assert self.engine is not None
+        self.check(self.some(), self.engine.node, self.engine.memory)
+
+    def check(self, keys: list[int], node: Node, memory: np.ndarray) -> None:
+        """Fetch, and judge what is found."""
+        memory = memory[: len(keys)]
         began = time.monotonic()
-        hits = self.node.fetch(names(keys), memory)
+        hits = node.fetch(names(keys), memory)
         for key, page, is_hit in zip(keys, memory, hits, strict=True):
             flaw = self.world.history.flaw(key, page, began, self.node_id, self.started) if is_hit else None
             if flaw is not None:
@@ -164,6 +183,8 @@ class Worker:
 
     def bring_hot(self) -> None:
         assert self.hot is not None
+        if self.engine is not None:
+            self.engine.tell()
         self.hot.turn()
         if (nbytes := self.hot.readings()["p2pkv_hot_guest_bytes"]) > HOT_ROOM:
             raise self.world.broken(
@@ -231,7 +252,7 @@ class World:
     def __init__(
         self, chance: random.Random, tally: Tally, folder: Path, worker: type[Worker] = Worker
     ) -> None:
-        self.chance, self.tally = chance, tally
+        self.chance, self.tally, self.folder = chance, tally, folder
         self.transports = chance.choice(["tcp", "shm"])
         self.history = History()
         self.changed = threading.Condition()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
-from p2pkv import Node
+import numpy as np
+
+from p2pkv import Config, Node
+from p2pkv.attach.finding import Finding
 from p2pkv.cache.hot_guests import HotGuests, Limits
 from p2pkv.parts.hot_guests import make_hot_guests
 
@@ -28,3 +33,45 @@ def hot_guests_of(node: Node, room: int) -> HotGuests:
         limits=_LIMITS,
         clock=lambda: _HASTE * time.monotonic(),
     )
+
+
+class HotEngine:
+    """An engine that is attached to a hunt's node, and tells it what it finds when it is told to."""
+
+    @staticmethod
+    def host_settings(folder: Path, node_id: str) -> dict[str, Any]:
+        """Return what a node is started with that lets one in, and hears what it finds.
+
+        Nothing comes by the node's own thread: its share is less than a page.
+        """
+        (folder / node_id).mkdir(mode=0o700, exist_ok=True)
+        return {"attach_listen": f"unix:{folder}/{node_id}/s", "hot_share": 1e-9}
+
+    def __init__(self, host: Node, transports: str, shape: tuple[int, int]) -> None:
+        """``shape``: pages of its memory, and bytes of each."""
+        config = host._parts._config
+        self.node = Node.start(
+            Config(
+                attach=config.attach_listen,
+                transports=transports,
+                device_staging_size="1MiB",
+                deadline=config.deadline,
+            )
+        )
+        self.memory = np.zeros(shape, np.uint8)
+        self.node.register_memory(self.memory)
+        own = self.node._parts.finding
+        assert isinstance(own, Finding)
+        # After a bump it says nothing for a while, as the node brings nothing.
+        self._finding = Finding(
+            own._own_host, own._finds, own._epoch_now, clock=lambda: _HASTE * time.monotonic()
+        )
+
+    def tell(self) -> None:
+        """Tell the node what is found, if it is there."""
+        self._finding.turn()
+
+    @property
+    def n_guests_found(self) -> int:
+        """Pages that calls found in the node's pool, as other nodes' pages."""
+        return int(self.node.counters()["p2pkv_fetched_guest_pages_total"])
