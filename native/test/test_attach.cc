@@ -397,7 +397,6 @@ TEST(attach_what_an_owner_has_missed_is_told_by_the_node) {
 TEST(attach_what_lies_in_the_pool_is_published_again_without_its_bytes) {
   HostsNode node;
   auto engine = node.attach();
-  CHECK(engine->publishes_again());
   for (const uint64_t there : {1, 2}) CHECK(publish(*node.pool, there, kPage).status == PoolStatus::kStored);
   const std::vector<Key> keys{key_of(0), key_of(1), key_of(2)};
   const auto answer = engine->publish_again(keys.data(), keys.size(), Deadline::after(60));

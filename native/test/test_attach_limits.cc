@@ -161,7 +161,7 @@ TEST(attach_an_engine_that_heeds_no_limit_waits_and_is_not_refused) {
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(n_answered.load(), 50 * Host::kMostLines);
   CHECK_EQ(node.host->stats().n_refused, 0U);
-  CHECK(engine.open_line() == nullptr);  // one more than a node of any version lets in
+  CHECK(engine.open_line() == nullptr);  // one more than a node lets in
   // It is counted once the engine has been told.
   const Deadline until = Deadline::after(60);
   while (node.host->stats().n_refused == 0 && !until.passed()) std::this_thread::yield();

@@ -101,8 +101,6 @@ class AttachedCache:
             return self._unpublished("epoch", len(ids))
         beside = self._directory.beside(attachment.node_key)
         stored = self._store(attachment, beside.table, call, deadline)
-        if stored is None:
-            return self._unpublished("host", len(ids))
         published = stored.published
         if published.is_draining:
             return self._unpublished("draining", len(ids))
@@ -125,7 +123,7 @@ class AttachedCache:
 
     def _store(
         self, attachment: _native.Attachment, ring: _native.RingTable, call: PageCall, deadline: float
-    ) -> Stored | None:
+    ) -> Stored:
         if call.device_of is not None:
             return self._from_devices.publish(attachment, ring, call, deadline)
         left = deadline - time.monotonic()

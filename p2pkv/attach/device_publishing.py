@@ -11,7 +11,6 @@ keeps the page from being evicted meanwhile, and then other bytes would be store
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 
@@ -23,10 +22,7 @@ from p2pkv.attach.misfit import misfit
 from p2pkv.cache.call import PageCall
 from p2pkv.cache.device_rounds import DevicePages
 from p2pkv.cache.staging_room import Round
-from p2pkv.limited_log import LimitedLog
 from p2pkv.page import as_locations
-
-_log = logging.getLogger(__name__)
 
 _MISSED_S = 0.02
 """It is what telling the node takes that owners of entries may lack what it stored: a call may be over its deadline."""
@@ -51,22 +47,11 @@ class DevicePublishing:
         """``known`` is told where pages lie."""
         self._pages = pages
         self._known = known
-        self._log = LimitedLog(_log)
 
     def publish(
         self, attachment: _native.Attachment, ring: _native.RingTable, call: PageCall, deadline: float
-    ) -> Stored | None:
-        """Have the node store what it does not have, the front of the batch last: so it stays if not all can.
-
-        None if it is a node of an older version, which can't; that is logged.
-        """
-        if not attachment.publishes_again:
-            self._log.warning(
-                "version",
-                "pages in device memory are not published: the host's node is of an older version, which takes pages "
-                "of host memory only; upgrade it",
-            )
-            return None
+    ) -> Stored:
+        """Have the node store what it does not have, the front of the batch last: so it stays if not all can."""
         run = _Run(attachment, ring, call, deadline, self._known)
         there = run.name()
         if there.is_draining or not _is_answered(there):

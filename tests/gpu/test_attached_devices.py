@@ -363,16 +363,6 @@ def test_staging_that_the_node_does_not_map_is_copied_twice(
     assert _is_right(pair.reader, keys)
 
 
-def test_a_node_of_an_older_version_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
-    class Older:
-        publishes_again = False
-
-    publishing = DevicePublishing(None, None)  # type: ignore[arg-type]
-    with caplog.at_level(logging.WARNING):
-        assert publishing.publish(Older(), None, None, 0.0) is None  # type: ignore[arg-type]
-    assert "upgrade it" in caplog.text
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     (tmp_path / "host").mkdir(mode=0o700)

@@ -162,8 +162,7 @@ bool Attachment::place(const PageBatch& batch, std::vector<MemoryPiece>* places)
 // --- lines
 
 size_t Attachment::most_lines() const {
-  const uint64_t told = load_word_of(shown().most_requests);
-  return told == 0 ? kMostLines : std::min<size_t>(told, kMostLines);
+  return std::min<size_t>(load_word_of(shown().most_requests), kMostLines);
 }
 
 std::unique_ptr<EngineLine> Attachment::borrow(const Deadline& deadline) {

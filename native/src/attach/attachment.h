@@ -75,21 +75,15 @@ class Attachment {
   Answer publish(const PageBatch& batch, const Deadline& deadline);
   Answer look_up(const Key* keys, size_t n, const Deadline& deadline);
   // Publishes those of these pages that lie in the node's pool, without their bytes; the others are
-  // kNotTried. Only of a node that `publishes_again`: an older one hangs up.
+  // kNotTried.
   Answer publish_again(const Key* keys, size_t n, const Deadline& deadline);
   // The same of pages that the caller has published already, to find out what of them is there in the end.
   Answer confirm(const Key* keys, size_t n, const Deadline& deadline);
-  bool publishes_again() const {
-    return load_word_of(shown().last_kind) >= static_cast<uint64_t>(RequestKind::kPublishAgain);
-  }
   // Says that some owner of these pages' entries has not taken them: the node sees to it.
   void tell_missed(const Key* keys, size_t n, const Deadline& deadline);
 
   // Whether the node wants to hear what the engine's calls find often. An older one would hang up.
-  bool takes_finds() const {
-    return load_word_of(shown().takes_finds) != 0 &&
-           load_word_of(shown().last_kind) >= static_cast<uint64_t>(RequestKind::kFinds);
-  }
+  bool takes_finds() const { return load_word_of(shown().takes_finds) != 0; }
   // Says how often the engine's calls find these pages, kMaxPages at most; each is named once.
   void tell_finds(const Key* keys, const Finds* finds, size_t n, const Deadline& deadline);
 

@@ -118,8 +118,9 @@ static_assert(sizeof(Call) == 16);
 
 // kMissed: some owner of these pages' entries did not take what the engine told it. kPublishAgain: what lies
 // in the pool of these is published, as if its bytes had come again; of the others nothing is. kConfirm: the
-// same of what the engine has published already in the same call of its user, which is no further use. kFinds:
-// the engine's calls find these pages so often, wherever they lie; what it said before counts no more.
+// same of what the engine has published already in the same call of its user, which is no further use.
+// kFinds: the engine's calls find these pages so often, wherever they lie; what it said before counts no
+// more.
 enum class RequestKind : uint32_t {
   kPublish = 1,
   kLookUp = 2,
@@ -189,8 +190,7 @@ static_assert(offsetof(AnswerArea, statuses) == 64);
 struct HostArea {
   uint64_t epochs_version;  // NamespaceEpochs::version
   int64_t believed_until;   // as time of `boot_now_ns`: no bump that is over by then is unknown to the node
-  uint64_t most_requests;   // of one engine that it serves at once; 0: it does not say
-  uint64_t last_kind;       // of requests that it answers, RequestKind; 0: kMissed
+  uint64_t most_requests;   // of one engine that it serves at once
   int64_t guests_believed_until;  // likewise: no guest lies there that its source has taken back by then
   uint64_t takes_finds;           // 1: it brings what engines find often into its pool
 };

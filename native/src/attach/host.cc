@@ -42,7 +42,6 @@ std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, Nam
   if (!host->area_) return nullptr;
   auto* const shown = reinterpret_cast<HostArea*>(host->area_->base());
   shown->most_requests = host->limits_.requests;
-  shown->last_kind = static_cast<uint64_t>(RequestKind::kFinds);
   shown->takes_finds = limits.takes_finds ? 1 : 0;
   epochs.show_version(&shown->epochs_version);
   epochs.vigil().show_in(&shown->believed_until, &shown->guests_believed_until);

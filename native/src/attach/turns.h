@@ -1,8 +1,8 @@
 // How many of an engine's requests its node serves at once.
 //
-// An engine that is told of the limit opens no more lines than that. One of an older version, or one whose
-// node has not noticed yet that a line is closed, may have more: then their requests wait for each other
-// here, and none is refused.
+// An engine opens no more lines than the limit that it is told. One that does not heed it, or one whose node
+// has not noticed yet that a line is closed, may have more: then their requests wait for each other here, and
+// none is refused.
 #pragma once
 
 #include <algorithm>

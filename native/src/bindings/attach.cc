@@ -239,12 +239,10 @@ void bind_attach(nb::module_& m) {
       .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a, "ring"_a,
            "known"_a)
       .def("publish_again", &publish_named<&Attachment::publish_again>, "keys"_a.noconvert(), "timeout"_a,
-           "ring"_a, "known"_a,
-           "Publish what lies in the node's pool of these already; only if it ``publishes_again``.")
+           "ring"_a, "known"_a, "Publish what lies in the node's pool of these already.")
       .def("confirm", &publish_named<&Attachment::confirm>, "keys"_a.noconvert(), "timeout"_a, "ring"_a,
            "known"_a,
            "The same of what one call has published already, to find out what is there in the end.")
-      .def_prop_ro("publishes_again", &Attachment::publishes_again)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
       .def("tell_missed", &tell_host_of_missed, "keys"_a.noconvert(), "timeout"_a)
       .def_prop_ro("takes_finds", &Attachment::takes_finds)
