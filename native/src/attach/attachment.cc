@@ -267,41 +267,18 @@ bool Attachment::ask_of_keys(EngineLine& line, RequestKind kind, const Key* keys
   return true;
 }
 
-Attachment::Answer Attachment::look_up(const Key* keys, size_t n, const Deadline& deadline) {
-  Answer answer(n);
-  BorrowedLine line(*this, deadline);
-  if (line) {
-    ask_of_keys(*line, RequestKind::kLookUp, keys, n, deadline, &answer, &line.is_usable);
-  } else {
-    answer.is_lost = !deadline.passed();
-  }
-  return answer;
-}
-
-Attachment::Answer Attachment::publish_again(const Key* keys, size_t n, const Deadline& deadline) {
-  return name(RequestKind::kPublishAgain, keys, n, deadline);
-}
-
-Attachment::Answer Attachment::confirm(const Key* keys, size_t n, const Deadline& deadline) {
-  return name(RequestKind::kConfirm, keys, n, deadline);
-}
-
-Attachment::Answer Attachment::name(RequestKind kind, const Key* keys, size_t n, const Deadline& deadline) {
+Attachment::Answer Attachment::ask_alone(RequestKind kind, const Key* keys, size_t n,
+                                         const Deadline& deadline) {
   Answer answer(n);
   BorrowedLine line(*this, deadline);
   if (line) {
     ask_of_keys(*line, kind, keys, n, deadline, &answer, &line.is_usable);
   } else {
     answer.is_lost = !deadline.passed();
+    // As many as may be were under way all the time.
     if (!answer.is_lost) std::fill(answer.statuses.begin(), answer.statuses.end(), PoolStatus::kTimedOut);
   }
   return answer;
-}
-
-void Attachment::tell_missed(const Key* keys, size_t n, const Deadline& deadline) {
-  Answer answer(n);
-  BorrowedLine line(*this, deadline);
-  if (line) ask_of_keys(*line, RequestKind::kMissed, keys, n, deadline, &answer, &line.is_usable);
 }
 
 void Attachment::tell_finds(const Key* keys, const Finds* finds, size_t n, const Deadline& deadline) {

@@ -73,14 +73,22 @@ class Attachment {
   // Says that a publish will follow at once: the node's thread wakes while the caller gets it ready.
   void call_ahead();
   Answer publish(const PageBatch& batch, const Deadline& deadline);
-  Answer look_up(const Key* keys, size_t n, const Deadline& deadline);
+  Answer look_up(const Key* keys, size_t n, const Deadline& deadline) {
+    return ask_alone(RequestKind::kLookUp, keys, n, deadline);
+  }
   // Publishes those of these pages that lie in the node's pool, without their bytes; the others are
   // kNotTried.
-  Answer publish_again(const Key* keys, size_t n, const Deadline& deadline);
+  Answer publish_again(const Key* keys, size_t n, const Deadline& deadline) {
+    return ask_alone(RequestKind::kPublishAgain, keys, n, deadline);
+  }
   // The same of pages that the caller has published already, to find out what of them is there in the end.
-  Answer confirm(const Key* keys, size_t n, const Deadline& deadline);
+  Answer confirm(const Key* keys, size_t n, const Deadline& deadline) {
+    return ask_alone(RequestKind::kConfirm, keys, n, deadline);
+  }
   // Says that some owner of these pages' entries has not taken them: the node sees to it.
-  void tell_missed(const Key* keys, size_t n, const Deadline& deadline);
+  void tell_missed(const Key* keys, size_t n, const Deadline& deadline) {
+    ask_alone(RequestKind::kMissed, keys, n, deadline);
+  }
 
   // Whether the node wants to hear what the engine's calls find often. An older one would hang up.
   bool takes_finds() const { return load_word_of(shown().takes_finds) != 0; }
@@ -121,7 +129,8 @@ class Attachment {
   static size_t round_of(const PageBatch& batch, size_t first, bool is_staged);
   bool ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
                  const Deadline& deadline, Answer* answer, bool* is_usable);
-  Answer name(RequestKind kind, const Key* keys, size_t n, const Deadline& deadline);
+  // For a whole call that has keys alone, on a line of its own.
+  Answer ask_alone(RequestKind kind, const Key* keys, size_t n, const Deadline& deadline);
   // Requests that have keys alone, whichever they are.
   bool ask_of_keys(EngineLine& line, RequestKind kind, const Key* keys, size_t n, const Deadline& deadline,
                    Answer* answer, bool* is_usable);
