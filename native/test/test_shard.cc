@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -14,72 +12,17 @@
 #include "check.h"
 #include "directory/ring_table.h"
 #include "directory/shard.h"
-#include "keys.h"
 #include "seed.h"
+#include "shard_calls.h"
 
 namespace {
 
+using namespace p2pkv::test::shards;
 using p2pkv::Key;
 using p2pkv::Location;
 using p2pkv::RingTable;
 using p2pkv::Shard;
-using p2pkv::wire::DropEntry;
 using p2pkv::wire::PutEntry;
-
-constexpr uint64_t kBoot = 5;
-
-// Spread over stripes as BLAKE2b would.
-Key key_of(uint64_t name) {
-  Key key = p2pkv::test::key_of(name);
-  key.bytes[15] = static_cast<uint8_t>(name);
-  return key;
-}
-
-// Every field follows from the others, so that a reader can tell a torn location from a whole one.
-Location location_of(uint64_t name, uint64_t owner, uint64_t generation, uint64_t boot = kBoot) {
-  return {owner,           boot, name, owner ^ name, generation ^ name, generation, generation * 31 + name, 0,
-          p2pkv::kResident};
-}
-
-bool is_whole(const Location& at, uint64_t name) {
-  const Location expected = location_of(name, at.owner, at.generation, at.boot);
-  return std::memcmp(&at, &expected, sizeof at) == 0;
-}
-
-void put(Shard& shard, uint64_t name, uint64_t owner, uint64_t sequence, uint32_t now,
-         uint64_t boot = kBoot) {
-  const PutEntry entry{key_of(name), sequence, location_of(name, owner, sequence * 2, boot)};
-  shard.put(&entry, 1, now);
-}
-
-void drop(Shard& shard, uint64_t name, uint64_t owner, uint64_t sequence, uint64_t generation, uint32_t now) {
-  const DropEntry entry{key_of(name), sequence, owner, kBoot, generation};
-  shard.drop(&entry, 1, now);
-}
-
-// The generation found under `name`, 0 for none.
-uint64_t get(Shard& shard, uint64_t name) {
-  const Key key = key_of(name);
-  uint8_t found = 0;
-  Location at{};
-  shard.get(&key, 1, &found, &at);
-  if (found == 0) return 0;
-  CHECK(is_whole(at, name));
-  return at.generation;
-}
-
-void set_view(Shard& shard, const std::vector<uint64_t>& owners) {
-  const std::vector<uint64_t> boots(owners.size(), kBoot);
-  shard.set_view(owners.data(), boots.data(), owners.size());
-}
-
-void confirm(Shard& shard, uint32_t first, uint32_t last) {
-  for (uint32_t now = first; now <= last; ++now) shard.confirm_view(now);
-}
-
-void sweep_all(Shard& shard, uint32_t now) {
-  for (size_t i = 0; i < Shard::kStripes; ++i) shard.sweep(now);
-}
 
 TEST(shard_forgets_tombstones_after_their_time_and_not_before) {
   Shard shard(1 << 12);
@@ -310,169 +253,6 @@ TEST(shard_says_which_entries_it_has) {
   CHECK(!keeps(7, 1, 4));
   for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 4, 101);
   CHECK(keeps(7, 9, 8));  // there is no room for a ninth
-}
-
-// Names the holders that count.
-std::set<uint64_t> holders_of(Shard& shard, uint64_t name) {
-  std::set<uint64_t> holders;
-  for (const auto& known : shard.entries_of(key_of(name), 200)) {
-    if (known.is_counting) holders.insert(known.location.owner);
-  }
-  return holders;
-}
-
-std::vector<uint64_t> called(Shard& shard) {
-  std::vector<uint64_t> owners;
-  for (const auto& [key, owner] : shard.take_called(100)) owners.push_back(owner);
-  return owners;
-}
-
-TEST(shard_keeps_the_first_eight_holders_and_calls_others_when_there_is_room) {
-  Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  for (uint64_t owner = 1; owner <= 10; ++owner) {
-    put(shard, 7, owner, 4, static_cast<uint32_t>(100 + owner));
-    put(shard, 7, owner, 4, static_cast<uint32_t>(100 + owner));
-  }
-  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
-  CHECK(called(shard).empty());
-  drop(shard, 7, 3, 5, 8, 120);
-  CHECK(called(shard) == (std::vector<uint64_t>{9}));
-  put(shard, 7, 9, 4, 121);
-  put(shard, 7, 9, 4, 121);
-  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 4, 5, 6, 7, 8, 9}));
-  drop(shard, 7, 10, 5, 8, 122);  // this one has let it go without ever having had a place
-  drop(shard, 7, 1, 5, 8, 123);
-  CHECK(called(shard).empty());
-}
-
-TEST(shard_has_one_entry_of_an_owner_that_comes_back_to_a_page_that_eight_have) {
-  Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
-  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 4, 100);
-  drop(shard, 7, 1, 5, 8, 101);
-  put(shard, 7, 9, 4, 102);
-  put(shard, 7, 1, 6, 103);  // there is no place for it
-  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{2, 3, 4, 5, 6, 7, 8, 9}));
-  PutEntry on_disk{key_of(7), 5, location_of(7, 4, 10)};
-  on_disk.location.flags = 0;
-  shard.put(&on_disk, 1, 104);
-  put(shard, 7, 1, 8, 105);  // there is now, and its tombstone has gone
-  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 3, 5, 6, 7, 8, 9}));
-  CHECK_EQ(shard.entries_of(key_of(7), 106).size(), 8U);
-  CHECK_EQ(shard.stats().entries, 8U);
-  CHECK_EQ(shard.stats().tombstones, 0U);
-  drop(shard, 7, 9, 5, 8, 107);
-  CHECK(called(shard) == (std::vector<uint64_t>{4}));
-}
-
-TEST(shard_calls_a_holder_again_that_was_called_in_vain) {
-  Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, 7, owner, 4, 100);
-  drop(shard, 7, 1, 5, 8, 101);
-  CHECK(called(shard) == (std::vector<uint64_t>{9}));
-  put(shard, 7, 10, 4, 102);  // another has the place
-  for (uint32_t time = 103; time < 150; time += 3) {
-    sweep_all(shard, time);
-    CHECK(called(shard).empty());
-  }
-  drop(shard, 7, 2, 5, 8, 150);
-  CHECK(called(shard) == (std::vector<uint64_t>{9}));
-  put(shard, 7, 9, 4, 151);
-  drop(shard, 7, 3, 5, 8, 152);
-  CHECK(called(shard).empty());
-}
-
-TEST(shard_forgets_who_was_called_and_did_not_come_with_the_last_tombstone_of_the_key) {
-  Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
-  const auto let_go = [&shard](uint64_t sequence, uint32_t time) {
-    for (uint64_t owner = 1; owner <= 8; ++owner) drop(shard, 7, owner, sequence, 2 * sequence - 2, time);
-    return called(shard).size();
-  };
-  for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, 7, owner, 4, 100);
-  CHECK_EQ(let_go(5, 101), 8u);  // one call for each place
-  sweep_all(shard, 120);
-  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 6, 121);
-  CHECK_EQ(let_go(7, 122), 8u);
-  sweep_all(shard, 200);
-  sweep_all(shard, 200);
-  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 8, 201);
-  CHECK_EQ(let_go(9, 202), 0u);
-}
-
-TEST(shard_names_spare_holders_of_many_keys_a_batch_at_a_time) {
-  Shard shard(1 << 16);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
-  constexpr uint64_t kKeys = 300;
-  for (uint64_t name = 0; name < kKeys; ++name) {
-    for (uint64_t owner = 1; owner <= 9; ++owner) put(shard, name, owner, 4, 100);
-    drop(shard, name, 1, 5, 8, 101);
-  }
-  std::set<std::array<uint8_t, 16>> keys;
-  size_t n_batches = 0;
-  for (size_t n = 1; n > 0; ++n_batches) {
-    const auto taken = shard.take_called(64);
-    n = taken.size();
-    CHECK(n <= 64);
-    for (const auto& [key, owner] : taken) {
-      std::array<uint8_t, 16> bytes;
-      std::copy_n(key.bytes, bytes.size(), bytes.begin());
-      keys.insert(bytes);
-      CHECK_EQ(owner, 9u);
-    }
-  }
-  CHECK_EQ(keys.size(), kKeys);
-  CHECK_EQ(n_batches, kKeys / 64 + 2);
-}
-
-TEST(shard_stays_right_while_threads_put_and_drop_keys_with_spare_holders) {
-  Shard shard(1 << 16);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  constexpr uint64_t kKeys = 64, kThreads = 4;
-  std::vector<std::thread> threads;
-  for (uint64_t index = 0; index < kThreads; ++index) {
-    threads.emplace_back([&shard, index] {
-      for (uint64_t name = index; name < kKeys; name += kThreads) {
-        for (uint64_t seq = 4; seq < 44; seq += 2) {
-          for (uint64_t owner = 1; owner <= 10; ++owner) put(shard, name, owner, seq, 100);
-          for (uint64_t owner = 1; owner <= 8; ++owner) drop(shard, name, owner, seq + 1, 2 * seq, 100);
-        }
-        for (const uint64_t owner : {9, 10}) put(shard, name, owner, 44, 100);
-      }
-    });
-  }
-  const auto take = [&shard] { return shard.take_called(1000).size(); };
-  size_t n_called = 0;
-  for (int i = 0; i < 200; ++i) n_called += take();
-  for (auto& thread : threads) thread.join();
-  for (size_t n = 1; n > 0; n_called += n) n = take();
-  CHECK(n_called >= kKeys);
-  CHECK_EQ(shard.stats().entries, 2 * kKeys);
-}
-
-TEST(shard_calls_a_spare_holder_when_another_has_left_the_cluster) {
-  Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  for (const uint64_t owner : {1, 2, 3, 4, 5, 6, 7, 8, 10, 9}) put(shard, 7, owner, 4, 100);
-  set_view(shard, {2, 3, 4, 5, 6, 7, 8, 9});  // the first spare one has gone as well
-  confirm(shard, 100, 120);
-  sweep_all(shard, 120);
-  CHECK(called(shard) == (std::vector<uint64_t>{9}));
-}
-
-TEST(shard_has_who_has_a_page_in_its_pool_in_the_place_of_one_on_disk) {
-  Shard shard(1 << 12);
-  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
-  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 4, 100);
-  PutEntry on_disk{key_of(7), 5, location_of(7, 4, 10)};
-  on_disk.location.flags = 0;
-  shard.put(&on_disk, 1, 101);
-  put(shard, 7, 9, 4, 102);
-  CHECK(holders_of(shard, 7) == (std::set<uint64_t>{1, 2, 3, 5, 6, 7, 8, 9}));
-  drop(shard, 7, 9, 5, 8, 103);
-  CHECK(called(shard) == (std::vector<uint64_t>{4}));
 }
 
 TEST(shard_remembers_what_others_find_stale_of_its_own_node) {
