@@ -123,6 +123,60 @@ TEST(owner_lives_a_successor_takes_back_what_the_life_before_put) {
   }
 }
 
+TEST(owner_lives_a_successor_takes_back_where_nobody_has_heard_of_it_yet) {
+  for (const bool is_away : {false, true}) {
+    Shard shard(1 << 12);
+    shard.set_view({{kOwner, 5, 5, is_away}});
+    put(shard, 5, 1000);
+    drop(shard, 9, 1);
+    shard.set_view({{kOwner, 9, 5}});
+    CHECK_EQ(boot_of(shard), 0u);
+    // A reader's word does not do that: it may have meant another memory.
+    shard.set_view({{kOwner, 5, 5, is_away}});
+    put(shard, 10, 1);
+    drop(shard, 11, 0);
+    shard.set_view({{kOwner, 11, 5}});
+    CHECK_EQ(boot_of(shard), 11u);
+  }
+}
+
+TEST(owner_lives_a_spare_holder_is_called_once_while_the_others_are_away) {
+  Shard shard(1 << 12);
+  std::vector<OwnerLives::Life> all, later;
+  for (uint64_t owner = 1; owner <= 9; ++owner) {
+    all.push_back({owner, 5, 5});
+    later.push_back({owner, 5, 5, owner < 9});
+  }
+  shard.set_view(all);
+  Location at = location_of(5);
+  for (at.owner = 1; at.owner <= 9; ++at.owner) {
+    const PutEntry entry{key_of(1), 1, at};
+    shard.put(&entry, 1, 100);
+  }
+  shard.set_view(later);
+  sweep_all(shard, 101, 160);
+  const auto called = shard.take_called(100);
+  CHECK_EQ(called.size(), 8u);  // one for each place
+  CHECK_EQ(called.front().owner, 9u);
+  CHECK_EQ(shard.stats().entries, 8u);
+}
+
+TEST(owner_lives_who_is_away_is_not_waited_for_where_there_is_no_room) {
+  Shard shard(Shard::kStripes * 8);  // eight entries a stripe
+  shard.set_view({{kOwner, 5, 5}});
+  Location at = location_of(5);
+  for (uint64_t name = 0; name < 8; ++name) {
+    Key key = key_of(name);
+    key.bytes[15] = 0;
+    const PutEntry entry{key, 1, at};
+    CHECK_EQ(shard.put(&entry, 1, 100), 0u);
+  }
+  shard.set_view({{kStranger, 1, 1}, {kOwner, 5, 5, true}});
+  sweep_all(shard, 101, 160);
+  CHECK(shard.stats().entries < 8u);
+  CHECK(shard.stats().entries > 0u);
+}
+
 TEST(owner_lives_the_life_before_takes_nothing_back_of_its_successor) {
   Shard shard(1 << 12);
   shard.set_view({{kOwner, 9, 5}});

@@ -110,6 +110,8 @@ class Announcer(Resource):
         self._closed = False
         # Used by the telling thread only: the tier had more to tell than was taken.
         self._is_behind = False
+        self.on_announced: Callable[[], None] = lambda: None
+        """Called by the announcing thread when every page has been put again, as :meth:`owe_everything` asks for."""
         # Used by the announcing thread only.
         self._pass: _Pass | None = None
         self._mending: tuple[Due, Listing] | None = None  # of all that one node owns
@@ -301,6 +303,8 @@ class Announcer(Resource):
             with self._lock:
                 self._rings = self._rings[len(lacking.before) :]
             self._pass = None
+            if lacking.everything:
+                self.on_announced()
 
     def _pay(self, due: Due) -> None:
         """Give an owner what it has missed: some keys, or all that is its own."""

@@ -66,6 +66,8 @@ class CacheParts:
         self.attach_host: Host | None = None  # what engines attach to, where `attach_listen` is set
         self.on_drain: Callable[[float], None] = lambda _: None
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called when a pool that was gone on with is announced anew: its earlier boots are over."""
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
         self.figures = CacheFigures(self, control, metrics, own_key)
         self._changes = _native.ChangeLog(LOG_CAPACITY if config.kv_events else 0, control.history)
@@ -175,7 +177,8 @@ class CacheParts:
         )
         self._is_serving = True
         undo.callback(self.announcer.close)
-        if self.kept.n_adopted:
+        if self.kept.has_adopted:
+            self.announcer.on_announced = self._settle
             self.announcer.owe_everything()
         self.announcer.start()
         self.directory.on_missed = self.announcer.owe
@@ -187,6 +190,14 @@ class CacheParts:
         if config.attach_listen_path:
             self.attach_host = Host(config.attach_listen_path, self._start_host)
             undo.callback(self.attach_host.close)
+
+    def _settle(self) -> None:
+        """Have what was said of the pages in earlier lives count no more: they are announced anew, all that are there.
+
+        A process that was killed had no time to take back what had just gone, and a guest of then is nobody's now.
+        """
+        self.pool.native.keep_boots(self._boot, self._boot)
+        self.on_settled()
 
     def _end_pool(self) -> None:
         """Leave the memory to a successor, unless its pages were handed over: those are others' now."""

@@ -43,6 +43,8 @@ class KeptPool:
         self._leaving: Pool | None = None
         self.n_adopted = 0
         """Pages that a predecessor has left."""
+        self.has_adopted = False
+        """Whether the memory is a predecessor's, whatever lies there."""
         if self._keeper is not None:
             undo.callback(self._keeper.close)
             undo.callback(self._leave)
@@ -97,7 +99,7 @@ class KeptPool:
             self._let_go()
             self._keeper.drop()
             return None
-        self.n_adopted = pool.stats()["pages"]
+        self.has_adopted, self.n_adopted = True, pool.stats()["pages"]
         _log.info("goes on with %d pages that a process of before has left", self.n_adopted)
         return pool
 

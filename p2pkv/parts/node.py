@@ -170,6 +170,7 @@ class NodeParts:
         boot = self.membership.boot_epoch
         self.offers.announce(self.own_key, boot)
         if self.caching is not None:
+            self.caching.on_settled = self.membership.settle
             self.caching.serve(
                 boot,
                 self.registrations,

@@ -16,6 +16,7 @@ from can_encrypt import needs_libcrypto
 from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.directory.announcer import Announcer
+from p2pkv.directory.client import DirectoryClient
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.server import KeeperServer
 from p2pkv.testing.lateness import Lateness
@@ -151,6 +152,25 @@ def test_others_find_them_where_they_were_before_they_are_announced_again(
         with Node.start(config(keeper, **settings)) as last:
             assert fetch(other, KEYS) == 0
             assert fetch(last, KEYS) == len(KEYS)
+
+
+def test_what_a_killed_life_could_not_take_back_is_over_when_its_successor_has_announced_all(
+    keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Node.start(Config(node_id="other", pool_size="1MiB", deadline=20.0)) as other:
+        settings = {"join": [other.address], "directory_check": _NEVER_S}
+        with Node.start(config(keeper, **settings)) as first:
+            publish(first, KEYS)
+            with monkeypatch.context() as untold:
+                untold.setattr(DirectoryClient, "drop", lambda *_, **__: None)
+                assert first.retract(KEYS[:16]).all()
+        assert int(other.counters()["p2pkv_shard_entries"]) == len(KEYS)
+        with Node.start(config(keeper, **settings)) as second:
+            eventually(lambda: other.exists(KEYS).tolist() == [0] * 16 + [1] * 16, 10.0)
+            boots = {member.node_id: member.boot_epoch for member in second.members()}
+            kept = second._parts.membership.view()["host"].kept_since
+            assert kept == boots["host"]
+            assert fetch(other, KEYS) == 16
 
 
 def test_what_a_successor_evicts_or_takes_back_is_forgotten_where_the_life_before_put_it(

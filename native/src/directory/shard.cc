@@ -189,6 +189,8 @@ bool Shard::goes_before(const Entry& a, const Entry& b, const OwnerLives& lives)
   const bool a_counts = counts(a, lives);
   if (a_counts != counts(b, lives)) return !a_counts;
   if (a_counts && is_resident(a) != is_resident(b)) return !is_resident(a);
+  const bool a_may_come_back = lives.may_come_back(a.location);
+  if (a_may_come_back != lives.may_come_back(b.location)) return !a_may_come_back;
   return a.stamp < b.stamp;
 }
 
@@ -365,7 +367,9 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const OwnerLiv
        slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
     if (entry.state != kLive || !(entry.key == drop.key) || entry.location.owner != drop.owner) continue;
-    if (!lives.is_one_life(drop.owner, entry.location.boot, drop.boot)) return;
+    // of an owner that has begun a boot anew, which may not be known here yet, all that it says is later
+    const bool is_later = drop.sequence != 0 && drop.boot > entry.location.boot;
+    if (!is_later && !lives.is_one_life(drop.owner, entry.location.boot, drop.boot)) return;
     const bool is_any = drop.generation == wire::kAnyGeneration && drop.sequence != 0;
     if (!is_any && entry.location.generation != drop.generation) return;
     // an owner's own word is older than what it put since; generations don't tell, pages on disk have none

@@ -143,8 +143,9 @@ class Shard {
     uint64_t sequence;
     Location location;
     uint32_t stamp;
-    uint8_t state;  // of EntryState
-    uint8_t padding[3];
+    uint8_t state;      // of EntryState
+    uint8_t is_missed;  // its owner is away, and a spare holder was called in its place
+    uint8_t padding[2];
   };
   static_assert(sizeof(Entry) == 96);
 

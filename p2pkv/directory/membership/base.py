@@ -206,6 +206,13 @@ class Membership(Resource):
         Never blocks. An engine that can't tell them does nothing; then they hear of it when the node has left.
         """
 
+    def settle(self) -> None:
+        """Tell peers soon that all this node has was announced in this boot: what was said in earlier ones is over.
+
+        Never blocks. An engine that can't tell them does nothing: then readers find, and miss, what a killed process
+        had no time to take back.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Say good-bye to the peers, within half a second, and stop. The network is the caller's to close."""

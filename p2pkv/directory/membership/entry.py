@@ -39,17 +39,16 @@ def claim_boot_epoch(
             )
     earlier = [member for member in records if member.node_id == identity.node_id]
     kept = identity.kept
-    # At our own address nobody but us can answer; those who left said so themselves; and the last process that had the
-    # pool has ended, or this one would not have it: nobody waits for its answer.
     ended = kept.last if kept is not None else 0
-    rivals = {
-        m.address
-        for m in earlier
-        if m.address != address and m.state is not State.LEFT and (not ended or m.boot_epoch != ended)
-    }
+    # at our own address nobody but us can answer; those who left said so themselves
+    rivals = {m.address: m for m in earlier if m.address != address and m.state is not State.LEFT}
+    # The last process that had the pool has ended, or this one would not have it: whoever has its boot is another, who
+    # answers soon, or nobody.
+    is_over = all(ended and rival.boot_epoch == ended for rival in rivals.values())
     left = max(0.0, deadline - clock.monotonic())
     addresses = sorted(rivals)
-    replies = network.probe(addresses, min(timing.duplicate_timeout, left)) if addresses else []
+    patience = timing.ended_timeout if is_over else timing.duplicate_timeout
+    replies = network.probe(addresses, min(patience, left)) if addresses else []
     for rival, reply in zip(addresses, replies, strict=True):
         if reply is not None and reply.node_key == key:
             raise DuplicateNodeError(

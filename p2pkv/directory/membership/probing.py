@@ -73,6 +73,7 @@ class ProbingMembership(TellingMembership):
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._draining = threading.Event()
+        self._settled = threading.Event()
         self._closing = threading.Lock()  # held by whoever closes first; guards nothing else
 
     # what subclasses decide
@@ -99,6 +100,9 @@ class ProbingMembership(TellingMembership):
 
     def drain(self) -> None:
         self._draining.set()
+
+    def settle(self) -> None:
+        self._settled.set()
         self._network.wake()
 
     @property
@@ -157,6 +161,9 @@ class ProbingMembership(TellingMembership):
         self._meet_rival(roster)
         if self._draining.is_set():
             roster.drain()
+        if self._settled.is_set():
+            self._settled.clear()
+            roster.settle()
         if self._clock.monotonic() >= self._next_turn():
             self._round(roster)
             self._hear_late(roster)

@@ -174,7 +174,7 @@ class RegisteredMembership(EmbeddedMembership):
             deadline=deadline,
         )
         self._listeners.on_claimed(claim)
-        roster.reboot(claim.boot_epoch, kept_since=claim.kept_since)
+        roster.reboot(claim.boot_epoch, kept_since=max(claim.kept_since, roster.own.kept_since))
         self._serve(roster)
         self._network.announce(*key_and_boot(roster.own))
 

@@ -89,6 +89,12 @@ class Roster:
             return
         if known is not None and record.state is State.SUSPECT and record.boot_epoch == known.boot_epoch:
             record = replace(record, state=State.ALIVE)
+        if known is not None and record.boot_epoch == known.boot_epoch:
+            # who does not know of kept memory passes records on without it, and what is said later is greater
+            kept_since = max(known.kept_since, record.kept_since)
+            if kept_since > known.kept_since and record.precedence <= known.precedence:
+                self._put(replace(known, kept_since=kept_since), now)
+            record = replace(record, kept_since=kept_since)
         if known is not None and record.precedence <= known.precedence:
             return
         if known is not None and record.state is State.DEAD and is_proven(record):
@@ -126,6 +132,12 @@ class Roster:
             self._put(
                 replace(self.own, incarnation=self.own.incarnation + 1, weight=0.0, is_draining=True), 0.0
             )
+
+    def settle(self) -> None:
+        """Have nothing count that this node has said of its pages in earlier boots."""
+        own = self.own
+        if 0 < own.kept_since < own.boot_epoch:
+            self._put(replace(own, incarnation=own.incarnation + 1, kept_since=own.boot_epoch), 0.0)
 
     def reboot(self, boot_epoch: int, address: str | None = None, *, kept_since: int | None = None) -> None:
         """Go on under a higher boot epoch, at another address if one is given.

@@ -53,6 +53,8 @@ class Timing:
     misses_to_suspect: int = 2
     suspicion: float = 1.0
     duplicate_timeout: float = 1.0
+    ended_timeout: float = 0.1
+    """The same of an earlier boot whose process is proven to have ended: what a namesake with its number has."""
     duplicate_patience: float = 4.0
     """How long a node that goes on under this one's id is asked for until it counts as gone: it may answer late."""
     agreement: float = 0.5
