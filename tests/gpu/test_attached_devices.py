@@ -152,9 +152,9 @@ def test_what_was_stored_before_a_later_round_is_refused_is_found_by_others(
     make_pair: Callable[..., Pair], allocate: Allocate
 ) -> None:
     pair = make_pair(attached=True, transports=["shm"], device_staging_size=STAGING, replicas=1)
-    memory = allocate(2 * ROUND * NBYTES)
+    memory = allocate(4 * ROUND * NBYTES)
     pair.owner.register_memory(memory.array)
-    keys = [f"page {i}" for i in range(2 * ROUND)]
+    keys = [f"page {i}" for i in range(4 * ROUND)]
     memory.write(_filled(keys))
     other = np.zeros((1, 2 * NBYTES), np.uint8)
     pair.host.register_memory(other)
@@ -171,7 +171,7 @@ def test_what_was_stored_before_a_later_round_is_refused_is_found_by_others(
     )
     with pytest.raises(UsageError, match=r"page 0 was published with 8192 bytes, .* has 4096"):
         pair.owner.publish(keys, memory.rows(len(keys), NBYTES), timeout=PATIENCE)
-    eventually(lambda: pair.reader.exists(keys[ROUND:], timeout=PATIENCE).all(), 10.0)
+    eventually(lambda: pair.reader.exists(keys[-ROUND:], timeout=PATIENCE).all(), 10.0)
 
 
 def test_a_page_that_is_published_once_in_several_rounds_counts_as_used_once(
