@@ -1,7 +1,8 @@
-"""The torn-read hunt with readers whose pages go to device memory: 0 wrong, and wrong ones with a safeguard broken."""
+"""The hunts for torn pages and rows in device memory: none is wrong, and some are with a safeguard broken."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from cluster import Cluster, NodeProcess
 from fake_cuda import FakeCuda
 from torn_reads import hunt
+from torn_rows import Churn, hunt_rows
 
 SIZES = [16 << 10, 64 << 10, 256 << 10]
 STAGING = 1 << 19
@@ -80,6 +82,26 @@ def test_no_page_that_a_node_pulled_from_the_staging_of_a_device_is_ever_wrong(
     )
     assert n_wrong == 0
     assert n_hits >= 1_000, "too few hits to prove anything"
+
+
+@pytest.mark.parametrize("blocks", [0, 4])
+def test_no_row_of_another_process_is_ever_wrong_whoever_is_killed(
+    cluster: Cluster, tmp_path: Path, kind: str, cuda_settings: dict[str, object], blocks: int
+) -> None:
+    seen = hunt_rows(
+        cluster,
+        tmp_path,
+        Churn(kind, 16 << 10),
+        rows=2_000,
+        seconds=100.0,
+        n_kills=2,
+        seed=random.randrange(2**32),
+        settings=cuda_settings | {"device_kernel_blocks": blocks},
+    )
+    assert not seen.wrong, seen.found
+    assert seen.right >= 2_000, "too few rows to prove anything"
+    assert set(seen.kills.values()) == {1}
+    assert seen.direct_bytes > seen.staged_bytes, "the rows took another way than the one that is hunted"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 from p2pkv.transports.ucx import UcxTransport
 from p2pkv.transports.verbs import VerbsTransport
+from row_churn import Notes, offer_rows, take_rows
 from transfer_pair import spans_of
 
 
@@ -297,6 +299,18 @@ class Worker:
                 n_hits += int(outcomes.sum())
                 bad += pages.wrong(rows, keys, outcomes)
         return {"hits": n_hits, "asked": n_asked, "wrong": bad[:10], "n_wrong": len(bad)}
+
+    def offer_rows(self, peer: str, device: str, notes: str, seed: int, nbytes: int, delay_us: int) -> None:
+        """Be the producer of the hunt for torn rows, which overwrites them soon after."""
+        offer_rows(self._node(""), KINDS[device], peer, Notes(Path(notes)), seed=seed, nbytes=nbytes)
+
+    def take_rows(
+        self, peer: str, device: str, notes: str, seed: int, nbytes: int, delay_us: int
+    ) -> dict[str, Any]:
+        """Be its consumer, whose copies take ``delay_us`` if the driver is emulated."""
+        if delay_us:
+            fake_cuda().delay_copies(delay_us)
+        return take_rows(self._node(""), KINDS[device], peer, Notes(Path(notes)), seed=seed, nbytes=nbytes)
 
 
 def _hunted(number: int, sizes: list[int], seed: int, batch: int) -> tuple[list[str], int]:
