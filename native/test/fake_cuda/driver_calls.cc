@@ -18,31 +18,13 @@ constexpr unsigned kReadOnly = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
 
 EXPORT int cuInit(unsigned) {
   if (const int result = asked_for("cuInit")) return result;
+  if (machine.devices.empty()) return kNoDevice;
   machine.is_initialized = true;
   return kSuccess;
 }
 
 EXPORT int cuDriverGetVersion(int* version) {
   *version = kVersion;
-  return kSuccess;
-}
-
-EXPORT int cuDeviceGetCount(int* n) {
-  *n = kDevices;
-  return machine.is_initialized ? kSuccess : kNotInitialized;
-}
-
-EXPORT int cuDeviceGet(int* device, int ordinal) {
-  if (!machine.is_initialized) return kNotInitialized;
-  if (ordinal < 0 || ordinal >= kDevices) return kInvalidDevice;
-  *device = ordinal;
-  return kSuccess;
-}
-
-EXPORT int cuDeviceGetName(char* name, int length, int device) {
-  const std::string text = "emulated device " + std::to_string(device);
-  std::strncpy(name, text.c_str(), static_cast<size_t>(length) - 1);
-  name[length - 1] = '\0';
   return kSuccess;
 }
 
@@ -79,7 +61,7 @@ EXPORT int cuPointerGetAttributes(unsigned n, int* attributes, void** data, uint
 
 EXPORT int cuDevicePrimaryCtxRetain(Context** context, int device) {
   if (!machine.is_initialized) return kNotInitialized;
-  if (device < 0 || device >= kDevices) return kInvalidDevice;
+  if (!has_device(device)) return kInvalidDevice;
   if (const int result = asked_for("cuDevicePrimaryCtxRetain")) return result;
   const Lock lock(machine.mutex);
   *context = &machine.contexts[device];
@@ -288,12 +270,12 @@ EXPORT int cuGetErrorName(int error, const char** name) {
       {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
       {2, "CUDA_ERROR_OUT_OF_MEMORY"},
       {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
-      {100, "CUDA_ERROR_NO_DEVICE"},
+      {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
       {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
       {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
       {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
       {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
-      {801, "CUDA_ERROR_NOT_SUPPORTED"},
+      {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
       {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
       {999, "CUDA_ERROR_UNKNOWN"},
   };

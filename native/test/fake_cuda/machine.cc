@@ -112,7 +112,7 @@ size_t to_pages(size_t nbytes) {
 uint64_t allocate(int device, size_t nbytes, bool is_virtual) {
   const size_t mapped = to_pages(nbytes);
   const size_t behind_it = is_virtual ? 0 : to_pages(sizeof(Fate));
-  const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+  const int fd = make_memfd(device);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(mapped + behind_it)) != 0) return 0;
   void* shown = mmap(nullptr, mapped, PROT_NONE, MAP_SHARED, fd, 0);
   void* behind = mmap(nullptr, mapped + behind_it, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -32,6 +32,7 @@ namespace fake {
 constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kNotInitialized = 3;
+constexpr int kNoDevice = 100;
 constexpr int kInvalidDevice = 101;
 constexpr int kInvalidContext = 201;
 constexpr int kInvalidHandle = 400;
@@ -40,7 +41,8 @@ constexpr int kNotReady = 600;
 constexpr int kAlreadyRegistered = 712;
 constexpr int kNotRegistered = 713;
 constexpr int kLaunchFailed = 719;
-constexpr int kDevices = 2;
+constexpr int kNotSupported = 801;
+constexpr int kDevices = 2;  // at most
 constexpr int kVersion = 12080;
 
 struct Context {
@@ -49,6 +51,17 @@ struct Context {
   std::atomic<bool> is_lost = false;
   std::atomic<int> n_losses = 0;
 };
+
+// A GPU, or a compute instance of one that is in MIG mode (devices.cc).
+struct VisibleDevice {
+  std::string gpu_uuid;
+  std::string mig_uuid;  // empty: it is a whole GPU
+  uint64_t memory;       // of its GPU instance, or 0: it may be shared with whoever has the same number
+};
+std::vector<VisibleDevice> visible_devices();
+// Whether memory of a device with that number is out of this one's reach. Which error a real driver gives
+// then NVIDIA does not say.
+bool is_of_other_instance(uint64_t memory, int device);
 
 // What all processes know of memory that is shared by a handle. Lies in a page behind the memory.
 struct Fate {
@@ -101,6 +114,7 @@ struct Failure {
 // Never destroyed: streams' threads may still run when the process ends.
 struct Machine {
   std::recursive_mutex mutex;  // guards all below, but what is atomic
+  const std::vector<VisibleDevice> devices = visible_devices();
   Context contexts[kDevices] = {{0}, {1}};
   std::map<uint64_t, Allocation> allocations;
   std::map<uint64_t, size_t> locked;  // page-locked host memory
@@ -131,6 +145,10 @@ inline thread_local int capture_mode = 0;
 
 using Lock = std::lock_guard<std::recursive_mutex>;
 
+inline bool has_device(int ordinal) {
+  return ordinal >= 0 && static_cast<size_t>(ordinal) < machine.devices.size();
+}
+
 // The allocation that holds all of these bytes. With the lock.
 const Allocation* find(uint64_t address, size_t nbytes, uint64_t* offset);
 bool is_locked(const void* host, size_t nbytes);
@@ -146,6 +164,10 @@ void wait_until_let_go(const bool* is_held);
 void wait_to_copy();
 // Rounded up to whole pages.
 size_t to_pages(size_t nbytes);
+// A memfd that says whose memory it is: a descriptor is all that an importer gets.
+int make_memfd(int device);
+// `VisibleDevice::memory` of a memfd's device; of a test's own memfd, which may be any's, that of `device`.
+uint64_t memory_of(int fd, int device);
 // 0 if there is none.
 uint64_t allocate(int device, size_t nbytes, bool is_virtual);
 int free_now(uint64_t address);

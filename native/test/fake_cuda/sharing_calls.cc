@@ -17,7 +17,6 @@ using namespace fake;
 namespace {
 
 constexpr int kOutOfMemory = 2;
-constexpr int kNotSupported = 801;
 constexpr uint64_t kOverPcie = 1;
 constexpr size_t kGranule = 2 << 20;  // as of today's devices
 
@@ -31,6 +30,7 @@ struct Name {
   int fd;
   uint64_t inode;
   size_t nbytes;
+  uint64_t memory;
 };
 
 struct AllocationProperties {
@@ -85,7 +85,8 @@ EXPORT int cuIpcGetMemHandle(IpcHandle* handle, uint64_t pointer) {
   const auto found = machine.allocations.find(pointer);
   if (found == machine.allocations.end() || found->second.is_virtual) return kInvalidValue;
   size_t size = 0;
-  const Name name{getpid(), found->second.fd, inode_of(found->second.fd, &size), found->second.nbytes};
+  const Name name{getpid(), found->second.fd, inode_of(found->second.fd, &size), found->second.nbytes,
+                  machine.devices[static_cast<size_t>(context->device)].memory};
   std::memset(handle->bytes, 0, sizeof handle->bytes);
   std::memcpy(handle->bytes, &name, sizeof name);
   return kSuccess;
@@ -98,6 +99,7 @@ EXPORT int cuIpcOpenMemHandle_v2(uint64_t* pointer, IpcHandle handle, unsigned f
   std::memcpy(&name, handle.bytes, sizeof name);
   if (flags != 1) return kInvalidValue;
   if (name.pid == getpid()) return kInvalidContext;
+  if (is_of_other_instance(name.memory, context->device)) return kNotSupported;
   const Lock lock(machine.mutex);
   const auto known = machine.opened.find({name.pid, name.inode});
   if (known == machine.opened.end()) return open_as_new(name, context->device, pointer);
@@ -148,7 +150,7 @@ EXPORT int cuMemCreate(uint64_t* handle, size_t nbytes, const AllocationProperti
   if (nbytes % kGranule != 0 || properties->kind != 1 || properties->handle_kinds != 1 ||
       properties->location_kind != 1 || properties->location < 0 || properties->location >= kDevices)
     return kInvalidValue;
-  const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+  const int fd = make_memfd(context->device);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(nbytes)) != 0) return kOutOfMemory;
   const Lock lock(machine.mutex);
   *handle = ++machine.last_physical;
@@ -213,6 +215,10 @@ EXPORT int cuMemImportFromShareableHandle(uint64_t* handle, void* descriptor, in
   const int fd = fcntl(static_cast<int>(reinterpret_cast<uintptr_t>(descriptor)), F_DUPFD_CLOEXEC, 3);
   size_t size = 0;
   if (fd < 0 || type != 1 || inode_of(fd, &size) == 0) return kInvalidValue;
+  if (is_of_other_instance(memory_of(fd, context->device), context->device)) {
+    close(fd);
+    return kNotSupported;
+  }
   const Lock lock(machine.mutex);
   *handle = ++machine.last_physical;
   machine.physical[*handle] = {fd, to_pages(size)};
