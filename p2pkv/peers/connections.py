@@ -141,6 +141,7 @@ class _FallBack(IntEnum):
 
     HANDSHAKE_FAILED = 0
     CONNECTION_FAILED = 1
+    MEMORY_OUT_OF_REACH = 2
 
     def __str__(self) -> str:
         return "the handshake failed" if self is _FallBack.HANDSHAKE_FAILED else "the connection failed"
@@ -207,11 +208,16 @@ class _Opener:
 
     def fell_back(self, key: int, way: int, why: int, is_first: bool) -> None:
         """Count that a transport did not lead to a peer, and log it the first time."""
-        name, member = self._transports[way].name, self.view.by_key(key)
+        transport, member = self._transports[way], self.view.by_key(key)
+        name = transport.name
         self._metrics.transport_fallbacks.labels(name).inc()
-        if is_first and member is not None:
-            message = "peer %s is not reached over %s (%s); trying others"
-            self._log.warning((member.node_id, name, why), message, member.node_id, name, _FallBack(why))
+        if member is None or not is_first:
+            return
+        message, cause = "peer %s is not reached over %s (%s); trying others", str(_FallBack(why))
+        if why == _FallBack.MEMORY_OUT_OF_REACH:
+            message = "device memory of peer %s is not reached over %s (%s); its rows go through host memory"
+            cause = transport.refusal()
+        self._log.warning((member.node_id, name, why), message, member.node_id, name, cause)
 
     def failed(self, error: BaseException) -> None:
         """Log an exception of :meth:`open` or of a transport that no call waits for."""

@@ -277,6 +277,10 @@ class Transport(Resource):
         """Return what became of reads over each rail, by its number; empty for a transport that has none."""
         return ()
 
+    def refusal(self) -> str:
+        """Return why memory of a peer was out of reach the last time, as the log has it."""
+        return "this machine can't map it"
+
     def n_forged(self) -> int:
         """Return how many encrypted connections were ended for bytes that the other end had not sent so."""
         return 0

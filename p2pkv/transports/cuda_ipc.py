@@ -26,6 +26,15 @@ class CudaIpcTransport(NativeTransport):
         except RuntimeError as error:
             raise TransportError(f"cannot start the cuda_ipc transport: {error}") from error
 
+    def refusal(self) -> str:
+        why = _native.cuda_ipc_refusal() or super().refusal()
+        instances = ", ".join(filter(None, _native.cuda_mig_instances()))
+        return (
+            f"{why}; {instances} is an instance of a GPU, and CUDA IPC leads to no other"
+            if instances
+            else why
+        )
+
     @classmethod
     def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         if (reason := ShmTransport.unavailable()) is not None:

@@ -53,6 +53,7 @@ TESTS = {
         "test_overlapping_rounds.py",
         "test_device_hunts.py",
         "test_gpu_findings.py",
+        "test_mig.py",
     ),
     "rows": (
         "test_device_transfers.py",

@@ -18,6 +18,7 @@
 #include "cuda/device.h"
 #include "cuda/landing.h"
 #include "cuda/lifting.h"
+#include "cuda/mig.h"
 #include "cuda/pieces.h"
 #include "cuda/staging.h"
 
@@ -195,6 +196,8 @@ void bind_cuda(nb::module_& m) {
         nb::sig("def cuda_layout(tensor: object) -> tuple[int, list[int], list[int], int]"),
         "Address, shape, strides in bytes and size of an element of a DLPack capsule of any device.");
   m.def("cuda_driver", &driver, "Version (12040 is CUDA 12.4) and the devices' names.");
+  m.def("cuda_mig_instances", &cuda::mig_instances, nb::call_guard<nb::gil_scoped_release>(),
+        "What each device is called that is an instance of a GPU (MIG); empty: it is a whole one.");
   nb::class_<cuda::PiecesUnderWay>(
       m, "CudaCopies", nb::is_final(),
       "Copies that were begun: nobody else may touch their memory before ``wait``.")

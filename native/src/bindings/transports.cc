@@ -225,6 +225,8 @@ void bind_transport(nb::module_& m) {
       .def_prop_ro("port", &TcpTransportBase::port);
 
   m.def("cuda_ipc_missing", &cuda_ipc_missing, nb::call_guard<nb::gil_scoped_release>());
+  m.def("cuda_ipc_refusal", &cuda_ipc_refusal,
+        "Why this process could not map a peer's device memory the last time; empty: that has not happened.");
   m.def("cuda_ipc_transport", [] {
     std::string error;
     return or_raise(make_cuda_ipc_transport(&error), error);

@@ -83,6 +83,8 @@ bool bind(int flags, std::string* error) {
   is_bound = find_all(library, error);
   find_version(library, "cuMemcpyBatchAsync", kBatchesSince, &driver.copy_batch);
   find_if_there(library, "cuDeviceGetAttribute", &driver.device_get_attribute);
+  find_if_there(library, "cuDeviceGetUuid", &driver.device_get_uuid);
+  find_if_there(library, "cuDeviceGetUuid_v2", &driver.device_get_part_uuid);
   find_if_there(library, "cuModuleLoadData", &driver.module_load_data);
   find_if_there(library, "cuModuleUnload", &driver.module_unload);
   find_if_there(library, "cuModuleGetFunction", &driver.module_get_function);

@@ -56,6 +56,10 @@ constexpr int kSourceInStreamOrder = 1;     // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 constexpr unsigned kPreferCopyEngines = 1;  // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 constexpr int kBatchesSince = 12080;        // the version of CUDA whose signature copy_batch has
 
+struct Uuid {  // CUuuid
+  char bytes[16];
+};
+
 struct Driver {
   Result (*init)(unsigned flags);
   Result (*driver_get_version)(int* version);
@@ -93,6 +97,9 @@ struct Driver {
   Result (*launch_kernel)(FunctionHandle function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z,
                           unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared_nbytes,
                           StreamHandle stream, void** parameters, void** extra);
+  // Null where the library lacks them; the second is cuDeviceGetUuid_v2.
+  Result (*device_get_uuid)(Uuid* uuid, DeviceHandle device);
+  Result (*device_get_part_uuid)(Uuid* uuid, DeviceHandle device);
   Result (*get_error_name)(Result error, const char** name);
   Result (*get_error_string)(Result error, const char** text);
 

@@ -104,6 +104,7 @@ Status PeerReader::read_over(const ConnectionPtr& connection, const std::shared_
   transfer->wait(std::chrono::duration<double>(deadline.at() - began).count());
   const auto& statuses = transfer->statuses();
   Status worst = Status::kOk;
+  bool is_out_of_reach = false;
   ReadAmount amount{0, 0, std::chrono::duration<double>(Clock::now() - began).count()};
   for (size_t i = 0; i < rows.size(); ++i) {
     // What was lost with a connection may come over another one. So may what was canceled, unless it was this
@@ -112,10 +113,12 @@ Status PeerReader::read_over(const ConnectionPtr& connection, const std::shared_
         statuses[i] == Status::kPeerLost || (statuses[i] == Status::kCanceled && !job.is_broken());
     if (!is_lost) rows[i]->status = statuses[i];
     if (statuses[i] == Status::kOk) amount.nbytes += rows[i]->remote.length;
+    is_out_of_reach |= statuses[i] == Status::kOutOfRange && (rows[i]->remote.flags & kOnDevice) != 0;
     const Status here = is_lost ? Status::kPeerLost : statuses[i];
     worst = std::max(worst, ends_endpoint(here) ? here : Status::kOk);
   }
   job.use(nullptr);
+  if (is_out_of_reach) peers_->tell_out_of_reach(link_->peer(), connection->way, link_->id());
   // Whoever broke the job off may have closed the endpoint after the last byte: nobody is lent that.
   if (job.is_broken()) {
     peers_->discard(connection);

@@ -316,15 +316,28 @@ void PeerConnections::fall_back(PeerId id, size_t way, uint64_t link, FallBack w
     const double seconds = timing_.retry_first * std::exp2(std::min(n_before, 10u));
     failed->unusable_until = Clock::now() + to_clock(std::min(timing_.retry_most, seconds));
   }
-  const auto tell = [this, id, way, why, is_first = n_before == 0] {
-    hooks_.fell_back(id, way, why, is_first);
-  };
-  if (!is_pulling) return tell();
+  const bool is_first = n_before == 0;
+  if (!is_pulling) return hooks_.fell_back(id, way, why, is_first);
   ++n_fallbacks_of_pulls_;
-  // A pull does not wait for the interpreter that this is told to; at the end nobody is told.
-  start([this, tell] {
+  tell_later(id, way, why, is_first);
+}
+
+void PeerConnections::tell_out_of_reach(PeerId id, size_t way, uint64_t link) {
+  ++n_fallbacks_of_pulls_;
+  {
+    const std::lock_guard lock(mutex_);
+    Peer* peer = find(id);
+    Way* used = peer != nullptr ? peer->find(way, link) : nullptr;
+    if (used == nullptr || std::exchange(used->is_told_of, true)) return;
+  }
+  tell_later(id, way, FallBack::kMemoryOutOfReach, true);
+}
+
+// A pull does not wait for the interpreter that this is told to; at the end nobody is told.
+void PeerConnections::tell_later(PeerId id, size_t way, FallBack why, bool is_first) {
+  start([this, id, way, why, is_first] {
     try {
-      tell();
+      hooks_.fell_back(id, way, why, is_first);
     } catch (...) {
       hooks_.failed(std::current_exception());
     }

@@ -62,7 +62,7 @@ class PeerConnections {
     // How long a connection that nobody needs is kept: each costs its owner a descriptor and a thread.
     double idle = 10.0;
   };
-  enum class FallBack { kHandshakeFailed, kConnectionFailed };
+  enum class FallBack { kHandshakeFailed, kConnectionFailed, kMemoryOutOfReach };
 
   // What is done by those who know handshakes and names. All are called without a lock, on any thread; what
   // the first two throw reaches the borrower, or `failed` where there is none.
@@ -116,6 +116,9 @@ class PeerConnections {
   void change(const std::vector<Member>& changed, const std::vector<uint64_t>& gone);
   // Lends connections to the pulls of a link from now on. No other link of this node has its number.
   void add_link(PeerId peer, uint64_t link);
+  // Says that a pull did not reach memory of the peer's devices over a way that leads to the peer: which is
+  // used on, for what lies elsewhere.
+  void tell_out_of_reach(PeerId peer, size_t way, uint64_t link);
   // Lends none any more, and closes the idle ones that were opened over the link.
   void drop_link(PeerId peer, uint64_t link);
 
@@ -173,6 +176,7 @@ class PeerConnections {
     uint32_t n_failures = 0;          // since it worked
     bool is_being_connected = false;  // between calls
     bool has_traffic = false;
+    bool is_told_of = false;  // that it does not lead to all memory
     ReadAmount amount;
   };
   // Known for as long as the view has it or a link leads to it.
@@ -238,6 +242,7 @@ class PeerConnections {
   ConnectionPtr adopt(PeerId id, size_t way, Opened opened, uint64_t link);
   void avoid(PeerId id);
   void fall_back(PeerId id, size_t way, uint64_t link, FallBack why, bool is_pulling);
+  void tell_later(PeerId id, size_t way, FallBack why, bool is_first);
 
   // between_calls.cc
   void connect_between_calls(PeerId id, size_t way);

@@ -18,6 +18,8 @@ std::shared_ptr<Transport> make_shm_transport(std::string* error);
 
 // Empty, or what the CUDA driver lacks, which is loaded.
 std::string cuda_ipc_missing();
+// Why this process could not map a peer's device memory the last time; empty: that has not happened.
+std::string cuda_ipc_refusal();
 // The same peers map each other's device memory too. Null, with the reason in `error`.
 std::shared_ptr<Transport> make_cuda_ipc_transport(std::string* error);
 

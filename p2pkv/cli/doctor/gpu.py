@@ -6,6 +6,7 @@ an NVIDIA driver is told so in one line.
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ _KINDS = (("memory of cudaMalloc", False), ("memory of cuMemCreate (expandable_s
 _ADVICE = {
     "can't be loaded": "install NVIDIA's driver, and give the container its GPUs (--gpus all)",
     "has no cu": "install a newer NVIDIA driver",
-    "NO_DEVICE": "see CUDA_VISIBLE_DEVICES, and give the container its GPUs (--gpus all)",
+    "NO_DEVICE": "see CUDA_VISIBLE_DEVICES, and give the container its GPUs (--gpus all); of a GPU in MIG mode only "
+    "its instances count, which nvidia-smi -L lists",
     "STUB_LIBRARY": "take the toolkit's folder of stubs out of LD_LIBRARY_PATH",
     "DEVICE_UNAVAILABLE": "another process has the GPU for itself: nvidia-smi -c DEFAULT",
     "SYSTEM_NOT_READY": "start nvidia-fabricmanager, which machines with NVSwitches need",
@@ -52,6 +54,7 @@ def examine_gpu(config: Config) -> Iterator[Finding]:
     except RuntimeError as error:
         yield Finding(Verdict.NOTE, "GPU context", str(error), _advice_on(str(error)))
         return
+    yield from _instances()
     yield _page_locking(device, config)
     yield _copies(device)
     for what, by_descriptor in _KINDS:
@@ -69,12 +72,29 @@ def _find_driver(config: Config) -> tuple[Finding, bool]:
             says = "no NVIDIA driver here; pages move between host memories"
             return Finding(Verdict.GOOD, "GPU", says), False
         advice = f"{_advice_on(str(error))}; until then no device memory can be registered"
-        return Finding(Verdict.NOTE, "GPU", str(error), advice), False
+        return Finding(Verdict.NOTE, "GPU", f"{error}{_hidden()}", advice), False
     says = f"CUDA {version // 1000}.{version % 1000 // 10}"
     if not devices:
-        return Finding(Verdict.NOTE, "GPU", f"{says} (no device)", _ADVICE["NO_DEVICE"]), False
+        return Finding(Verdict.NOTE, "GPU", f"{says} (no device){_hidden()}", _ADVICE["NO_DEVICE"]), False
     names = ", ".join(f"{i}: {name}" for i, name in enumerate(devices))
     return Finding(Verdict.GOOD, "GPU", f"{says} ({names}); {_ways_of_pages(config)}"), True
+
+
+def _hidden() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
+
+
+def _instances() -> Iterator[Finding]:
+    """Say what a GPU that is divided can't do, by NVIDIA's guide of MIG."""
+    for instance in filter(None, _native.cuda_mig_instances()):
+        says = (
+            f"{instance} is an instance of a GPU: CUDA IPC leads to no other instance, so that with cuda_ipc rows for "
+            "those go through host memory; NVIDIA does not support NCCL there"
+        )
+        yield Finding(
+            Verdict.NOTE, "MIG", says, "name cuda_ipc for processes of one GPU instance, and not nccl"
+        )
 
 
 def _ways_of_pages(config: Config) -> str:

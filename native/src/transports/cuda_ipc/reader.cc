@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <mutex>
+#include <utility>
 
 #include "base/checked.h"
 #include "net/packets.h"
@@ -26,7 +28,20 @@ uint64_t next_slice(uint64_t planned, uint64_t nbytes, std::chrono::duration<dou
   return is_too_small ? std::min(2 * planned, kLargestSlice) : planned;
 }
 
+std::mutex noting;         // guards the next one
+std::string last_refusal;  // of this process
+
+void note_refusal(std::string why) {
+  const std::lock_guard lock(noting);
+  last_refusal = std::move(why);
+}
+
 }  // namespace
+
+std::string refusal() {
+  const std::lock_guard lock(noting);
+  return last_refusal;
+}
 
 DeviceEndpoint::DeviceEndpoint(CudaIpcHome home)
     : RegionEndpoint(*home.server, {kHelloMagic, kRegionMagic, kRequestMagic}), home_(std::move(home)) {}
@@ -81,6 +96,7 @@ std::shared_ptr<Mapped> DeviceEndpoint::mapping(DeviceRegion& region,
     *is_lost = !mapped;
     return mapped;
   }
+  note_refusal(std::move(why));
   const std::lock_guard lock(mutex_);
   region.unmappable_until = Clock::now() + kUnmappable;
   return nullptr;

@@ -32,6 +32,9 @@ class DeviceRegion final : public AskedRegion {
   Deadline::Clock::time_point unmappable_until{};
 };
 
+// Why this process could not map a peer's device memory the last time; empty: that has not happened.
+std::string refusal();
+
 // What the endpoint needs of its transport, which it keeps alive.
 struct CudaIpcHome {
   std::shared_ptr<Transport> transport;

@@ -184,6 +184,10 @@ std::string cuda_ipc_missing() {
   return cuda::sharing_missing();
 }
 
+std::string cuda_ipc_refusal() {
+  return cuda_ipc::refusal();
+}
+
 std::shared_ptr<Transport> make_cuda_ipc_transport(std::string* error) {
   return CudaIpcTransport::start(error);
 }
