@@ -95,6 +95,7 @@ def steps(others: Sequence[str] = ()) -> list[Step]:
         Step("hunt into device memory over shm, 50,000 hits", 60.0, figures("hunt-shm")),
         Step("tests of rows from device to device", 80.0, run_of("rows")),
         Step("speed of rows from device to device", 50.0, figures("rows"), is_alone=True),
+        Step("hunt between processes' device memory, either of which is killed", 60.0, figures("hunt-rows")),
         Step("hunt into device memory by a kernel, 50,000 hits", 60.0, figures("hunt-kernel")),
         Step("hunt into device memory over tcp, 50,000 hits", 60.0, figures("hunt-tcp")),
         Step("tests of engines with caches in device memory", 60.0, run_of("engines")),
@@ -203,6 +204,8 @@ def _text_of_figure(figure: dict[str, Any]) -> str:
         says += f": {figure['GB_s']} GB/s, the copy {figure['copy_GB_s']} GB/s, ratio {figure['ratio']}"
     if "hits" in figure:
         says += f": {figure['hits']}, {figure['wrong']} of them wrong, in {figure['took_s']} s"
+    if "kills" in figure:
+        says += f"; {sum(figure['kills'].values())} processes were killed meanwhile"
     return says + (f"; not finished: {figure['left_out']}" if "left_out" in figure else "")
 
 

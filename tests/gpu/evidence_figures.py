@@ -14,38 +14,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cluster import Cluster, NodeProcess
 from device_buffers import KINDS, DeviceBuffer
-from fake_cuda import fake_cuda
+from gpu.evidence_hunts import (
+    EMULATED_SHARE,
+    LENT,
+    Figure,
+    Measure,
+    hunt_between_devices,
+    hunts_over,
+    settings_of,
+)
 from p2pkv import Node, Pieces
 from pair import Pair
-from torn_reads import hunt
 
 _PAGES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
 _PIECES = ((8 << 10, 64), (16 << 10, 64), (64 << 10, 32))
 """Bytes of a piece, and how many make up a page: what vLLM's layers of K and V are."""
 _PAGES_OF_PIECES = 128
-_LENT = (0, 16)
-"""Blocks for a kernel that copies pieces: without, and so many that the device keeps up with PCIe."""
 _ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
-_EMULATED_SHARE = 8
-"""The emulated driver's speed says nothing: an eighth of each case moves bytes in all the same ways."""
 _FEWEST, _MOST = 3, 7
 """Rounds of a figure, whose median counts."""
 _ROUNDS_FOR_PREPARING = 10
 """About so many rounds' time goes into filling, clearing and comparing."""
 _WARMING = 5
 """Rounds that do not count: each locks 64 MiB of a pool, which the next ones find locked."""
-_HUNTED = [16 << 10, 64 << 10, 256 << 10]
-_HUNTED_STAGING = 1 << 19
-_HITS = 50_000
-_MEETING_S = 10.0
 
-Figure = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -71,20 +69,10 @@ class Pace:
         return max(_FEWEST, min(_MOST, int(share / took) - _ROUNDS_FOR_PREPARING))
 
 
-class Measure(Protocol):
-    """Yields figures; of one whose bytes were wrong it says so in ``problem``."""
-
-    def __call__(self, kind: str, seconds: float) -> Iterator[Figure]: ...
-
-
 def amounts(cases: Sequence[tuple[int, int]], kind: str) -> list[tuple[int, int]]:
     """Return ``(bytes, how many)`` of each case, for device memory of that kind."""
-    share = _EMULATED_SHARE if kind == "emulated" else 1
+    share = EMULATED_SHARE if kind == "emulated" else 1
     return [(nbytes, n // share) for nbytes, n in cases]
-
-
-def _settings(kind: str) -> dict[str, Any]:
-    return {"cuda_library": fake_cuda().path} if kind == "emulated" else {}
 
 
 def measure_pages(kind: str, seconds: float) -> Iterator[Figure]:
@@ -96,17 +84,17 @@ def measure_pages(kind: str, seconds: float) -> Iterator[Figure]:
 
 def measure_pieces(kind: str, seconds: float) -> Iterator[Figure]:
     """Fetch pages whose pieces lie apart in device memory, and publish them."""
-    pace = Pace(seconds, 2 * len(_PIECES) * len(_LENT))
-    for (nbytes, n_pieces), blocks in product(_PIECES, _LENT):
+    pace = Pace(seconds, 2 * len(_PIECES) * len(LENT))
+    for (nbytes, n_pieces), blocks in product(_PIECES, LENT):
         by = f", by a kernel of {blocks} blocks" if blocks else ""
-        n_pages = _PAGES_OF_PIECES // (_EMULATED_SHARE if kind == "emulated" else 1)
+        n_pages = _PAGES_OF_PIECES // (EMULATED_SHARE if kind == "emulated" else 1)
         figure: Figure = {"n": n_pages, "nbytes": nbytes * n_pieces}
         total = n_pages * nbytes * n_pieces
         if why := pace.why_not(total):
             yield figure | {"what": f"in pieces of {nbytes >> 10} KiB{by}", "left_out": why}
             continue
         with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
-            settings = _settings(kind) | {"device_kernel_blocks": blocks}
+            settings = settings_of(kind) | {"device_kernel_blocks": blocks}
             pair = Pair(Path(folder), transports=["shm"], pool_size=2 * total, **settings)
             buffer = KINDS[kind](2 * total)
             try:
@@ -179,7 +167,7 @@ def measure_fetches(kind: str, seconds: float) -> Iterator[Figure]:
             continue
         with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
             # of room for the pages, and staging for two rounds of them
-            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * nbytes * n_pages, **_settings(kind))
+            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * nbytes * n_pages, **settings_of(kind))
             buffer = KINDS[kind](nbytes * n_pages)
             try:
                 yield figure | _fetch(pair.owner, pair.reader, buffer, n_pages, nbytes, pace)
@@ -230,7 +218,7 @@ def measure_attached(kind: str, seconds: float) -> Iterator[Figure]:
             continue
         with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
             pair = Pair(
-                Path(folder), attached=True, transports=["shm"], pool_size=4 * total, **_settings(kind)
+                Path(folder), attached=True, transports=["shm"], pool_size=4 * total, **settings_of(kind)
             )
             buffer = KINDS[kind](total)
             try:
@@ -305,7 +293,7 @@ def measure_rows(kind: str, seconds: float) -> Iterator[Figure]:
     ways = (["shm"], ["cuda_ipc", "shm"])
     for i, transports in enumerate(ways):
         with Cluster(
-            transports=transports, device_staging_size="64MiB", buffer_size=0, **_settings(kind)
+            transports=transports, device_staging_size="64MiB", buffer_size=0, **settings_of(kind)
         ) as cluster:
             memory = max(n * nbytes for nbytes, n in rows)
             options: dict[str, Any] = {"device": kind, "memory": memory, "in_memfd": True}
@@ -352,47 +340,14 @@ def _put_rounds(
     return times
 
 
-def hunts_over(transport: str, blocks: int = 0) -> Measure:
-    """Have two readers fetch into device memory what a producer overwrites, and check every byte of every hit.
-
-    ``blocks``: for a kernel that copies what is not large.
-    """
-
-    def measure(kind: str, seconds: float) -> Iterator[Figure]:
-        seed = int.from_bytes(np.random.default_rng().bytes(4), "little")
-        reader = {"device": kind, "device_staging_size": _HUNTED_STAGING, **_settings(kind)}
-        reader["device_kernel_blocks"] = blocks
-        by = f", by a kernel of {blocks} blocks" if blocks else ""
-        figure: Figure = {"what": f"hits over {transport} into device memory{by}", "seed": seed}
-        with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder, Cluster() as cluster:
-            began = time.monotonic()
-            n_hits, n_wrong = hunt(
-                cluster,
-                Path(folder),
-                transport,
-                _HUNTED,
-                hits=_HITS,
-                seconds=max(1.0, seconds - _MEETING_S),
-                reader_options=reader,
-                seed=seed,
-            )
-        figure |= {"hits": n_hits, "wrong": n_wrong, "took_s": round(time.monotonic() - began, 1)}
-        if n_wrong:
-            figure["problem"] = f"{n_wrong} of {n_hits} hits over {transport} had a wrong byte, seed {seed}"
-        elif n_hits < _HITS:
-            figure["left_out"] = f"{_HITS} were meant"
-        yield figure
-
-    return measure
-
-
 MEASURES: Mapping[str, Measure] = {
     "pages": measure_pages,
     "attached": measure_attached,
     "rows": measure_rows,
     "hunt-shm": hunts_over("shm"),
     "hunt-tcp": hunts_over("tcp"),
-    "hunt-kernel": hunts_over("shm", _LENT[-1]),
+    "hunt-kernel": hunts_over("shm", LENT[-1]),
+    "hunt-rows": hunt_between_devices,
 }
 
 
