@@ -30,7 +30,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
     churn = Churn(
         rng.choice(["emulated", "emulated_virtual"]),
         rng.choice([4096, 16 << 10, 64 << 10]),
-        delay_us=rng.choice([0, 200, 3000]),
+        delay_us=rng.choice([0, 100, 1000]),
     )
     blocks = rng.choice([0, 4])
     settings = {"cuda_library": fake_cuda().path, "device_kernel_blocks": blocks}

@@ -24,8 +24,9 @@ N_PLACES = 4
 """So many requests are offered at a time: the next one has the place of the oldest."""
 POISON = 0xA5
 """No row that is offered is made of it."""
-_WAITS_S = (0.0005, 0.002, 0.01, 0.05)
-_LEASES_S = (0.005, 0.05, 1.0)
+_WAITS_S = (0.0005, 0.01, 0.5, 0.5)
+_LEASES_S = (0.02, 1.0, 1.0)
+"""However long copies take here, some are waited for, and some are overtaken."""
 _NOTES = ("over", "offered", "granted", "right", "not OK", "wrong", "written late")
 
 
@@ -71,6 +72,7 @@ def offer_rows(
         request = f"granted {granted}" if is_put else f"offered {number}"
         rows = rows_of(seed, request, nbytes)
         if (offer := offers[i]) is not None:
+            offer.wait(chance.choice(_WAITS_S))
             offer.withdraw()
         if chance.random() < 0.02:
             memories[i].close()
@@ -84,8 +86,6 @@ def offer_rows(
         else:
             offers[i] = node.transfers.offer(request, spans, lease=lease)
         notes["offered"] = number
-        if chance.random() < 0.3:
-            time.sleep(chance.uniform(0, 0.003))  # so that what is offered now is there for a while
     for memory, place in zip(memories, places, strict=True):
         memory.close()
         place.close()
@@ -103,7 +103,7 @@ def take_rows(
     while not notes["over"] and not found:
         chance.shuffle(order)  # so that rows are copies of their own
         spans = _spans(place, np.array(order), nbytes)
-        timeout = chance.choice([*_WAITS_S, 1.0])
+        timeout = chance.choice(_LEASES_S)
         if chance.random() < 0.5:
             number = notes["granted"] + 1
             request = f"granted {number}"
