@@ -109,6 +109,37 @@ def test_a_name_whose_look_up_hangs_is_given_up_in_time(monkeypatch: pytest.Monk
         over.set()
 
 
+def test_a_store_that_was_found_before_is_reached_while_name_servers_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over, asked = threading.Event(), threading.Event()
+
+    def numbers(*arguments: object, **options: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    def hang(*arguments: object, **options: object) -> list[object]:
+        asked.set()
+        over.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "it took too long")
+
+    monkeypatch.setattr(http_calls, "_FRESH_S", 0.0)
+    monkeypatch.setattr(socket, "getaddrinfo", numbers)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as healthy:
+        threading.Thread(target=healthy.serve_forever, args=(0.05,), daemon=True).start()
+        calls = HttpCalls("etcd", (("store.test", healthy.server_address[1]),), None)
+        try:
+            assert calls.call("POST", "/", {}, until=time.monotonic() + 60.0).status == 200
+            monkeypatch.setattr(socket, "getaddrinfo", hang)
+            calls.hang_up()
+            with returns_within(2.0):
+                assert calls.call("POST", "/", {}, until=time.monotonic() + 60.0).status == 200
+            assert asked.wait(60.0)  # so that a store that has moved is found there soon
+        finally:
+            over.set()
+            calls.hang_up()
+            healthy.shutdown()
+
+
 def test_a_node_does_not_start_and_says_so(dripping: Callable[[str], DrippingServer]) -> None:
     server = dripping("body")
     with returns_within(6.0), pytest.raises(RegistryError, match="does not answer in time"):

@@ -34,11 +34,17 @@ class TimedSocket:
         self._is_interrupted = False
 
     def connect(self, names: Names, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        """Look the host up, and connect to the first of its numbers that answers. Raises OSError."""
+        """Look the host up, and connect to the first of its numbers that answers. Raises OSError.
+
+        A host that was found before is looked up again, but not waited for: a name server that hangs would cut all
+        nodes off from a store that answers.
+        """
         failure: OSError = socket.gaierror(socket.EAI_NONAME, "nobody knows its name; mend the name, or DNS")
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        names.wait_for([address], self._left())
         numbers = names.numbers(address)
+        if not numbers:
+            names.wait_for([address], self._left())
+            numbers = names.numbers(address)
         for i, number in enumerate(numbers):
             try:
                 self._connect(number, self._left() / (len(numbers) - i))
