@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,61 @@ def test_a_line_that_has_begun_is_not_waited_for_without_end(
     with returns_within(2.0), pytest.raises(RegistryError, match="does not answer in time"):
         calls.next_line(60.0)
     calls.hang_up()
+
+
+BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LINE = b'{"a": 1}\n'
+
+
+@contextmanager
+def stream_of(answer: bytes) -> Iterator[HttpCalls]:
+    """Yield a stream of a server that sends all of ``answer`` at once, and then nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        calls = HttpCalls("etcd", (("127.0.0.1", server.getsockname()[1]),), None)
+        over = threading.Event()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+                over.wait()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            assert calls.open_stream("POST", "/", None, until=time.monotonic() + 60.0) is None
+            yield calls
+        finally:
+            over.set()
+            thread.join()
+            calls.hang_up()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [BODY + LINE + b'{"b"', CHUNKS + b"d\r\n" + LINE + b'{"b"\r\n', CHUNKS + b"9\r\n" + LINE + b"\r\n5"],
+    ids=["body", "chunk", "length of a chunk"],
+)
+def test_a_line_that_began_in_the_packet_of_the_one_before_is_not_waited_for_as_a_silent_one(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_calls, "_REST_OF_LINE_S", TIMEOUT)
+    with stream_of(answer) as calls:
+        assert calls.next_line(60.0) == {"a": 1}
+        with returns_within(2.0), pytest.raises(RegistryError, match="does not answer in time"):
+            calls.next_line(60.0)
+
+
+@pytest.mark.parametrize("answer", [BODY + LINE, CHUNKS + b"9\r\n" + LINE + b"\r\n"], ids=["body", "chunk"])
+def test_a_stream_that_ends_with_a_whole_line_is_a_silent_one(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stream_of(answer) as calls:
+        assert calls.next_line(60.0) == {"a": 1}
+        monkeypatch.setattr(http_calls, "_REST_OF_LINE_S", 0.0)
+        assert calls.next_line(TIMEOUT) is None
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

@@ -30,6 +30,8 @@ class TimedSocket:
         self.until = 0.0
         """By :func:`time.monotonic`: what waits at this moment raises TimeoutError."""
         self._rest_within: float | None = None
+        self._reader: io.BufferedReader | None = None
+        self._may_receive = True
         self._socket: socket.socket | None = None
         self._is_interrupted = False
 
@@ -62,12 +64,17 @@ class TimedSocket:
             secured.do_handshake()
 
     def wait_for_line(self, timeout: float, rest_within: float) -> None:
-        """Let what comes next begin within ``timeout`` seconds, and be whole within ``rest_within`` from then on."""
+        """Let the next line begin within ``timeout`` seconds, and be whole within ``rest_within`` from then on.
+
+        One that came in part with the line before has begun already.
+        """
         self.until, self._rest_within = time.monotonic() + timeout, rest_within
+        if self._has_more():
+            self._begin_line()
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come since :meth:`wait_for_line`."""
+        """Whether nothing of the line has come that :meth:`wait_for_line` is about."""
         return self._rest_within is not None
 
     def sendall(self, data: bytes) -> None:
@@ -82,15 +89,17 @@ class TimedSocket:
         """Return what an answer is read from."""
         assert self._socket is not None
         assert mode == "rb", "answers are read, as bytes"
-        return io.BufferedReader(_Incoming(self, self._socket))
+        self._reader = io.BufferedReader(_Incoming(self, self._socket))
+        return self._reader
 
     def receive(self, raw: io.RawIOBase, connection: socket.socket, into: Buffer) -> int | None:
-        """Read what comes before the deadline."""
+        """Read what comes before the deadline; None is as much as a socket has that does not block."""
+        if not self._may_receive:
+            return None
         connection.settimeout(self._left())
         n: int | None = raw.readinto(into)
-        if n and self._rest_within is not None:
-            self.until = min(self.until, time.monotonic() + self._rest_within)
-            self._rest_within = None
+        if n:
+            self._begin_line()
         return n
 
     def close(self) -> None:
@@ -103,6 +112,21 @@ class TimedSocket:
         self._is_interrupted = True
         if self._socket is not None:
             _shut_down(self._socket)
+
+    def _has_more(self) -> bool:
+        """Whether bytes of the next line have come already; those that end the chunk before are none."""
+        if self._reader is None or self._reader.closed:
+            return False
+        self._may_receive = False
+        try:
+            return bool(self._reader.peek(1).strip(b"\r\n"))
+        finally:
+            self._may_receive = True
+
+    def _begin_line(self) -> None:
+        if self._rest_within is not None:
+            self.until = min(self.until, time.monotonic() + self._rest_within)
+            self._rest_within = None
 
     def _left(self) -> float:
         left = self.until - time.monotonic()
