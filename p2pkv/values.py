@@ -1,12 +1,14 @@
 """What the values of settings become, wherever they come from: a program, JSON, or the text of a variable.
 
-Each function takes the setting's name, for the :class:`~p2pkv.errors.ConfigError` that it raises for anything else.
+Each function that may refuse a value takes the name of its setting, for the :class:`~p2pkv.errors.ConfigError` that
+it raises then.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Collection
 from fractions import Fraction
@@ -46,6 +48,12 @@ def as_ports(name: str, value: object) -> tuple[int, int]:
         if 1 <= first <= last <= 65535:
             return first, last
     raise ConfigError(f"{name} must be a port or a range of them such as 7500-7599, not {shown(value)}")
+
+
+def as_folder(path: str) -> str:
+    """Return the path of a folder such that a suffix makes a name beside the folder, and not within it."""
+    plain = path.rstrip("/")
+    return os.path.realpath(path) if os.path.basename(plain) in ("", ".", "..") else plain
 
 
 def as_tuple(name: str, value: object) -> tuple[str, ...]:

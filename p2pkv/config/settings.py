@@ -23,6 +23,7 @@ from p2pkv.store_url import StoreUrl, is_store_url, read_store_url
 from p2pkv.transports import AllOptions, encrypted, former_names, read_options, take_former
 from p2pkv.values import (
     as_bool,
+    as_folder,
     as_number,
     as_ports,
     as_tuple,
@@ -250,6 +251,9 @@ class Config:
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
         check(self)
+        if self.disk_path is not None:
+            # here, so that all who add to it, or compare it, have the same
+            _set(self, "disk_path", as_folder(self.disk_path))
         check_tenants(self)
         if self.listen.startswith("*:"):  # ZMQ's word for it, which nobody else knows
             _set(self, "listen", f"0.0.0.0{self.listen[1:]}")

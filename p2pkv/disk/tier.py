@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 from pathlib import Path
 
@@ -61,11 +60,8 @@ def default_disk_path(node_id: str, namespace: str, cluster: str = DEFAULT_CLUST
 
 
 def disk_folder(config: Config) -> str:
-    """Return the folder of a node's pages, so that a suffix makes a name beside it, not within it."""
-    if config.disk_path is None:
-        return str(default_disk_path(config.node_id, config.namespace, config.cluster))
-    path = config.disk_path.rstrip("/")
-    return os.path.realpath(config.disk_path) if os.path.basename(path) in ("", ".", "..") else path
+    """Return the folder of a node's pages; a suffix makes a name beside it."""
+    return config.disk_path or str(default_disk_path(config.node_id, config.namespace, config.cluster))
 
 
 class DiskTier:

@@ -288,3 +288,11 @@ def test_the_environment_s_text_of_a_number_is_the_number(name: str, monkeypatch
     found = getattr(Config.load(), name)
     assert found == default
     assert type(found) is type(default)
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"), [("/a/b", "/a/b"), ("/a/b//", "/a/b"), ("/a/b/.", "/a/b"), ("//", "/")]
+)
+def test_a_suffix_of_disk_path_names_a_folder_beside_it(given: str, folder: str) -> None:
+    config = Config(node_id="n1", disk_path=given, disk_size="8MiB")
+    assert config.disk_path == dataclasses.replace(config).disk_path == folder
