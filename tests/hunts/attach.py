@@ -260,4 +260,5 @@ HUNT = Hunt(
     "what an engine withdraws is never served with other bytes, and what it published outlives it",
     run,
     effects=("hits", "late", "killed", "untold", "returns", "from a device"),
+    only_where={"from a device": has_fake_cuda},
 )

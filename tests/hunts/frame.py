@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 Tally = Counter[str]
 """How often each thing was checked: ``tally["hits"] += 1``. A hunt that checks nothing proves nothing."""
@@ -34,8 +34,16 @@ class Hunt:
     """What the tally has of the schedules' faults and races where they are felt, not where they are planted. A hunt
     whose faults lead nowhere would hold every promise; so none of these may still be zero after ``enough`` schedules.
     """
+    only_where: Mapping[str, Callable[[], bool]] = field(default_factory=dict)
+    """Effects that not every machine can have; what says whether this one can is called by who has run the schedules.
+    """
     enough: int = 50
 
     def missing(self, n_schedules: int, tally: Tally) -> list[str]:
         """Return the effects that so many schedules should have had, and had not."""
-        return [effect for effect in self.effects if not tally[effect]] if n_schedules >= self.enough else []
+        if n_schedules < self.enough:
+            return []
+        return [effect for effect in self.effects if not tally[effect] and self._can_have(effect)]
+
+    def _can_have(self, effect: str) -> bool:
+        return effect not in self.only_where or self.only_where[effect]()

@@ -26,3 +26,9 @@ def test_of_a_crash_the_thread_that_crashed_is_told() -> None:
     assert told.endswith("Extension modules: z")
     assert len(told) < len(said) / 4
     assert last_words(crashed) == crashed
+
+
+@pytest.mark.parametrize(("can", "missing"), [(True, ["devices"]), (False, [])])
+def test_what_this_machine_cannot_have_is_not_missed(can: bool, missing: list[str]) -> None:
+    hunt = Hunt("h", "p", lambda *_: None, effects=("devices",), only_where={"devices": lambda: can})
+    assert hunt.missing(50, Tally()) == missing
