@@ -28,7 +28,8 @@ def run(
     if path == address or not path.startswith("/"):
         raise ConfigError(f"a keeper listens at unix: and an absolute path, not {address!r}")
     become_untraceable()
-    console = Console(highlight=False)
+    # One line a message, whatever the terminal's width: it may be read by a program.
+    console = Console(highlight=False, soft_wrap=True)
     server = KeeperServer(path)
     try:
         with EndingSignals() as ending:

@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -251,3 +252,13 @@ def test_a_million_pages_are_served_again_by_a_successor(tmp_path: Path, other: 
             f"{found - killed:.2f} s, another host after {time.monotonic() - killed:.2f} s; "
             f"{engine.n_hits:,} hits and {engine.n_misses:,} misses beside, wrong: {len(engine.wrong)}"
         )
+
+
+def test_a_keeper_says_where_it_listens_in_one_line() -> None:
+    with tempfile.TemporaryDirectory(prefix="p2pkv-") as folder:
+        address = f"unix:{folder}/{'k' * 80}"  # longer than a terminal is wide where there is none
+        keeper = Command("keeper", address)
+        try:
+            assert keeper.read(60.0 * PATIENCE).decode() == f"keeper listens at {address}\n"
+        finally:
+            keeper.close()
