@@ -6,7 +6,6 @@ or slowly, keeps nobody out. Who is at the door while no descriptor is left does
 
 from __future__ import annotations
 
-import errno
 import socket
 import sys
 import threading
@@ -15,14 +14,12 @@ from dataclasses import dataclass
 from socketserver import TCPServer
 from typing import Any
 
+from p2pkv.descriptors import LACKING, NOBODY_IN_S
 from p2pkv.limited_log import LimitedLog
 
 MAX_CONNECTIONS = 64
 SILENT_S = 30.0
 """How long a connection may say nothing, and a body or an answer may stand still: the ``timeout`` of handlers."""
-_PAUSE_S = 0.1
-"""How long nobody is let in after a descriptor was lacking."""
-_LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 @dataclass(slots=True)
@@ -57,9 +54,9 @@ class BoundedServer(TCPServer):
         try:
             request: tuple[socket.socket, Any] = super().get_request()
         except OSError as error:
-            if error.errno in _LACKING:
+            if error.errno in LACKING:
                 self.log.warning("accept", "the %s lets nobody in for now: %s", self.what, error)
-                time.sleep(_PAUSE_S)
+                time.sleep(NOBODY_IN_S)
             raise
         return request
 

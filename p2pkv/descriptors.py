@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -13,6 +14,10 @@ _log = logging.getLogger(__name__)
 NEEDED = 64
 """What a node takes to start, generously: 29 with what `auto` chooses on any machine. Its peers cost two to eight each,
 later on."""
+LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What ``accept`` fails with for as long as the process, or the system, is short."""
+NOBODY_IN_S = 0.1
+"""How long a server lets nobody in after that: who waits at the door would keep it awake."""
 
 
 def require_descriptors() -> None:

@@ -6,13 +6,13 @@ it. Whoever may connect to its socket, this user alone, may have what it keeps.
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import socket
 import stat
 
 from p2pkv.attach.host import EngineSocket
+from p2pkv.descriptors import LACKING, NOBODY_IN_S
 from p2pkv.keeper.memory import PoolMemory
 from p2pkv.keeper.packets import read_request, receive, send, user_of
 from p2pkv.transports.base import Resource
@@ -20,9 +20,6 @@ from p2pkv.transports.base import Resource
 _MOST_KEPT = 64
 _MOST_VISITORS = 64
 """Connections at once; the one that was made first has to go."""
-_PAUSE_S = 0.1
-"""How long nobody is let in after a descriptor was lacking: who waits at the door would keep the process awake."""
-_LACKING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class KeeperServer(Resource):
@@ -46,7 +43,7 @@ class KeeperServer(Resource):
         """Answer whatever was asked, after waiting for it."""
         is_open = self._is_open
         if not is_open:
-            timeout = _PAUSE_S if timeout is None else min(timeout, _PAUSE_S)
+            timeout = NOBODY_IN_S if timeout is None else min(timeout, NOBODY_IN_S)
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._socket.socket:
                 self._let_in()
@@ -61,7 +58,7 @@ class KeeperServer(Resource):
         try:
             visitor, _ = self._socket.socket.accept()
         except OSError as error:
-            if error.errno in _LACKING:
+            if error.errno in LACKING:
                 self._selector.unregister(self._socket.socket)
                 self._is_open = False
             return

@@ -32,7 +32,7 @@ BELOW = {
     "exposition": "metrics",
     "limited_log": "",
     "served_port": "",
-    "bounded_server": "limited_log",
+    "bounded_server": "descriptors limited_log",
     "metrics_server": "bounded_server errors exposition limited_log metrics served_port",
     "lifetime": "_native",
     "message_types": "",
@@ -56,7 +56,7 @@ BELOW = {
     "cache": "_native arrays control directory disk errors limited_log memory message_types metrics page peers pool "
     "transports",
     "attach": "_native cache control directory errors limited_log memory metrics page transports",
-    "keeper": "attach errors limited_log transports",
+    "keeper": "attach descriptors errors limited_log transports",
     "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
     "indexer": "bounded_server directory errors limited_log message_types page served_port",
