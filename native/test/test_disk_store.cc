@@ -98,9 +98,12 @@ struct Batch {
   }
 };
 
-DiskOptions small_options(LayoutKind layout) {
+constexpr uint64_t kSmall = 8 << 20;
+constexpr uint64_t kRoomForAll = 64 << 20;  // that are filled in, also in layout offset
+
+DiskOptions small_options(LayoutKind layout, uint64_t capacity = kSmall) {
   DiskOptions options;
-  options.capacity = 8 << 20;
+  options.capacity = capacity;
   options.layout = layout;
   options.bucket_size = 1 << 20;
   options.retry_seconds = 0.01;
@@ -165,10 +168,10 @@ class FailingPages : public FaultyFiles {
 constexpr uint64_t kFilled = 800;  // pages, which lie in several segments
 
 // Returns how many of them it has room for.
-size_t fill(const std::string& path, LayoutKind layout) {
+size_t fill(const std::string& path, LayoutKind layout, uint64_t capacity = kSmall) {
   std::atomic<uint64_t> n_released{0};
   uint64_t n_accepted = 0;
-  const auto store = open(path, small_options(layout));
+  const auto store = open(path, small_options(layout, capacity));
   while (!store->is_recovered()) std::this_thread::yield();
   for (uint64_t first = 0; first < kFilled; first += kBatch) {
     Batch batch(first);
@@ -219,6 +222,31 @@ TEST(disk_pages_that_can_not_be_read_at_the_start_are_found_by_a_later_one) {
       files.n_failing_reads = 0;
       CHECK_EQ(n_found(folder.path(), layout, &files), n_filled);
     }
+  }
+}
+
+// Such pages are not in the index, so that nothing there tells of them.
+TEST(disk_what_is_taken_back_while_nobody_can_read_it_is_gone_in_the_next_run) {
+  for (const LayoutKind layout : kLayouts) {
+    const TemporaryFolder folder;
+    const size_t n_filled = fill(folder.path(), layout, kRoomForAll);
+    FailingPages files;
+    DiskOptions options = small_options(layout, kRoomForAll);
+    options.files = &files;
+    // the others look again until they have seen all
+    files.n_failing_reads = layout == LayoutKind::kBucket ? 1000 : 2;
+    auto store = open(folder.path(), options);
+    while (!store->is_recovered()) std::this_thread::yield();
+    CHECK_EQ(store->n_pages(), layout == LayoutKind::kBucket ? 0 : n_filled);
+    files.n_failing_reads = 0;
+    const Batch taken(16);
+    store->forget(taken.keys.data(), taken.keys.size());
+    CHECK(store->close(Deadline::after(60)));
+    store = open(folder.path(), options);
+    while (!store->is_recovered()) std::this_thread::yield();
+    CHECK_EQ(Batch(16).read(*store, 10), 0u);
+    CHECK_EQ(store->n_pages(), n_filled - kBatch);
+    CHECK(store->close(Deadline::after(60)));
   }
 }
 

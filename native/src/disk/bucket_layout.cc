@@ -141,6 +141,7 @@ void BucketLayout::recover_segment(Unit* unit) {
   const int64_t nbytes = disk_.files.nbytes(path_of(unit->id), false);
   if (nbytes == -ENOENT) return disk_.catalog.retire(unit);
   if (nbytes < 0) {
+    disk_.catalog.note_unread(unit);
     ++disk_.counters.read_errors;
     return;
   }
@@ -155,6 +156,7 @@ void BucketLayout::recover_segment(Unit* unit) {
     if (disk_.is_stopping) return;
     if (scanned < 0) {
       is_read = false;
+      disk_.catalog.note_unread(unit);
       ++disk_.counters.read_errors;
     }
     if (scanned == 0 && !entries.empty()) {
@@ -171,7 +173,7 @@ void BucketLayout::recover_segment(Unit* unit) {
     pages.push_back({entry.key, {unit, entry.offset, entry.checksum, entry.length, entry.stored}});
   const size_t n = disk_.catalog.add(pages.data(), pages.size(), Source::kRecovered);
   disk_.counters.recovered_pages += n;
-  // What could not be read now may be at the next start.
+  // A segment that could not be read stays: the next start may be able to read it.
   if (n == 0 && is_read) {
     disk_.catalog.retire(unit);
     ++disk_.counters.removed_orphans;

@@ -265,6 +265,7 @@ void Catalog::clear() {
   index_.clear();
   by_id_.clear();
   due_.clear();
+  n_unread_ = 0;
   live_.clear();
   retired_.clear();
 }
@@ -278,9 +279,21 @@ std::vector<Unit*> Catalog::take_deletable(const Deadline& deadline) {
 void Catalog::forget(Unit* unit) {
   const Lock lock(mutex_);
   used_ -= unit->nbytes;
+  n_unread_ -= unit->is_unread ? 1U : 0U;
   if (const auto found = by_id_.find(unit->id); found != by_id_.end() && found->second == unit)
     by_id_.erase(found);
   retired_.erase(unit->position);
+}
+
+void Catalog::note_unread(Unit* unit) {
+  const Lock lock(mutex_);
+  n_unread_ += unit->is_unread ? 0U : 1U;
+  unit->is_unread = true;
+}
+
+bool Catalog::has_unread() const {
+  const Lock lock(mutex_);
+  return n_unread_ > 0;
 }
 
 bool Catalog::has_retired() const {

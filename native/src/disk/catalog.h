@@ -41,6 +41,7 @@ struct Unit {
   bool is_open = false;   // being written, so not to be evicted
   bool is_fixed = false;  // no pages: only what it occupies counts
   bool is_retired = false;
+  bool is_unread = false;  // pages may lie in it that the index does not know of
   std::list<std::unique_ptr<Unit>>::iterator position;
 };
 
@@ -126,6 +127,10 @@ class Catalog {
   std::vector<Unit*> take_deletable(const Deadline& deadline);
   void forget(Unit* unit);
 
+  // Not all that lies in the unit could be read.
+  void note_unread(Unit* unit);
+  // Whether pages may lie in some unit that nobody could read.
+  bool has_unread() const;
   // Whether bytes of pages that are gone are still to be deleted.
   bool has_retired() const;
   // The smallest order of any unit whose bytes are there; `otherwise` without any.
@@ -156,6 +161,7 @@ class Catalog {
   Units retired_;  // waiting for their holds, or for deletion
   std::vector<Unit*> due_;
   uint64_t used_ = 0;
+  size_t n_unread_ = 0;  // units whose bytes are there
   std::atomic<uint64_t> n_evicted_{0};
   KeyLog dropped_;
   KeyLog recovered_;

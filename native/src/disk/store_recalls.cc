@@ -9,7 +9,7 @@ namespace p2pkv::disk {
 void DiskStore::forget(const Key* keys, size_t n) {
   // first: whatever comes into the index from now on was looked at later, or is left out
   recalls_.recall(keys, n);
-  bool may_be_there = !is_recovered_ || catalog_.has_retired();
+  bool may_be_there = !is_recovered_ || catalog_.has_retired() || catalog_.has_unread();
   {
     const std::lock_guard lock(mutex_);
     may_be_there = may_be_there || n_settled_ < n_accepted_;
