@@ -250,6 +250,31 @@ TEST(disk_what_is_taken_back_while_nobody_can_read_it_is_gone_in_the_next_run) {
   }
 }
 
+TEST(disk_a_page_that_was_dropped_for_an_error_is_not_found_by_the_next_run) {
+  for (const LayoutKind layout : kLayouts) {
+    const TemporaryFolder folder;
+    const size_t n_filled = fill(folder.path(), layout, kRoomForAll);
+    FaultyFiles faults;
+    DiskOptions options = small_options(layout, kRoomForAll);
+    options.files = &faults;
+    auto store = open(folder.path(), options);
+    while (!store->is_recovered()) std::this_thread::yield();
+    Batch batch(16);
+    faults.fail(FileCall::kRead, EIO, kBatch - 1);
+    CHECK(batch.read(*store, 10) < kBatch);
+    faults.heal();
+    const size_t n_left = store->n_pages();
+    CHECK(n_left < n_filled);
+    store->forget(batch.keys.data(), batch.keys.size());
+    CHECK(store->close(Deadline::after(60)));
+    store = open(folder.path(), options);
+    while (!store->is_recovered()) std::this_thread::yield();
+    CHECK_EQ(Batch(16).read(*store, 10), 0u);
+    CHECK_EQ(store->n_pages(), n_filled - kBatch);
+    CHECK(store->close(Deadline::after(60)));
+  }
+}
+
 TEST(disk_what_is_taken_back_without_the_lock_is_gone_in_the_next_run) {
   for (const LayoutKind layout : kLayouts) {
     for (const bool all : {false, true}) {

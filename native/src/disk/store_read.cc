@@ -304,9 +304,13 @@ void DiskStore::Reading::settle(const ReadJob::Page& page, Landing landing) {
   }
 }
 
-// Nor will the next run find it: whoever takes the key back then would not know of it.
+// Nor will the next run find it: whoever takes the key back then would not know of it. `forget` would not
+// write that down, for the index does not have the key any more.
 void DiskStore::drop_bad(const Key& key, const Place& place) {
-  if (catalog_.drop(key, place)) forget(&key, 1);
+  if (!catalog_.drop(key, place)) return;
+  recalls_.recall(&key, 1);
+  recalls_.keep(key);
+  wake_writer();
 }
 
 // The page in the record, as it is or packed, if that is this key's in every respect but for the bytes, which
