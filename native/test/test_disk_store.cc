@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -128,6 +129,11 @@ class FailingPages : public FaultyFiles {
   std::atomic<int> n_failing_opens{0};
   std::atomic<int> n_failing_reads{0};
   std::atomic<int> n_failing_lists{0};
+  std::atomic<int> read_error{EIO};
+  std::string failing_folders = "/pages/";  // those whose path has it
+  // Ends so. One block of it can't be read until it is written over.
+  std::string bad_file;
+  static constexpr uint64_t kBadBlock = 5 * p2pkv::disk::kBlock;
 
   int open(const std::string& path, int flags) override {
     if (!holds_pages(path)) return FaultyFiles::open(path, flags);
@@ -135,6 +141,7 @@ class FailingPages : public FaultyFiles {
     const int fd = FaultyFiles::open(path, flags);
     const std::lock_guard lock(mutex_);
     if (fd >= 0) of_pages_.insert(fd);
+    if (!bad_file.empty() && path.ends_with(bad_file)) bad_fd_ = fd;
     return fd;
   }
   int64_t read(int fd, void* to, size_t nbytes, uint64_t offset) override {
@@ -143,11 +150,16 @@ class FailingPages : public FaultyFiles {
       const std::lock_guard lock(mutex_);
       is_of_pages = of_pages_.contains(fd);
     }
-    if (is_of_pages && take(&n_failing_reads)) return -EIO;
+    const bool is_bad = fd == bad_fd_ && offset <= kBadBlock && offset + nbytes > kBadBlock;
+    if (is_bad || (is_of_pages && take(&n_failing_reads))) return -read_error;
     return FaultyFiles::read(fd, to, nbytes, offset);
   }
+  int64_t write(int fd, const void* from, size_t nbytes, uint64_t offset) override {
+    if (fd == bad_fd_ && offset == kBadBlock && nbytes == p2pkv::disk::kBlock) bad_fd_ = -1;
+    return FaultyFiles::write(fd, from, nbytes, offset);
+  }
   int list(const std::string& path, std::vector<std::string>* names) override {
-    if (path.find("/pages/") != std::string::npos && take(&n_failing_lists)) return -EMFILE;
+    if (path.find(failing_folders) != std::string::npos && take(&n_failing_lists)) return -EMFILE;
     return FaultyFiles::list(path, names);
   }
 
@@ -163,7 +175,14 @@ class FailingPages : public FaultyFiles {
   }
   std::mutex mutex_;
   std::set<int> of_pages_;
+  std::atomic<int> bad_fd_{-1};
 };
+
+void wait_until(const std::function<bool()>& is_so) {
+  const Deadline deadline = Deadline::after(60);
+  while (!is_so() && !deadline.passed()) std::this_thread::yield();
+  CHECK(is_so());
+}
 
 constexpr uint64_t kFilled = 800;  // pages, which lie in several segments
 
@@ -223,6 +242,92 @@ TEST(disk_pages_that_can_not_be_read_at_the_start_are_found_by_a_later_one) {
       CHECK_EQ(n_found(folder.path(), layout, &files), n_filled);
     }
   }
+}
+
+// What was taken before it was known is let go, and nothing waits in vain.
+TEST(disk_a_folder_that_can_not_be_looked_through_suspends_the_store_until_it_can) {
+  for (const LayoutKind layout : {LayoutKind::kFile, LayoutKind::kOffset}) {
+    const TemporaryFolder folder;
+    const size_t n_filled = fill(folder.path(), layout, kRoomForAll);
+    FailingPages files;
+    files.read_error = ENOMEM;  // says nothing of the blocks
+    files.n_failing_reads = files.n_failing_lists = 1 << 30;
+    DiskOptions options = small_options(layout, kRoomForAll);
+    options.files = &files;
+    std::atomic<uint64_t> n_released{0};
+    uint64_t n_accepted = 0;
+    const auto began = Deadline::Clock::now();
+    const auto store = open(folder.path(), options);
+    Batch batch(1000);
+    batch.write(*store, &n_released, &n_accepted);
+    wait_until([&] { return store->health().is_suspended; });
+    CHECK(store->health().reason.starts_with("cannot look through " + folder.path()));
+    wait_until([&] { return n_released == n_accepted; });
+    const uint64_t n_before = n_accepted;
+    batch.write(*store, &n_released, &n_accepted);
+    CHECK_EQ(n_accepted, n_before);
+    wait_until([&] { return store->counters().read_errors >= 6; });
+    // the pauses double
+    CHECK(Deadline::Clock::now() - began >= std::chrono::milliseconds(10 + 20 + 40 + 80 + 160));
+    CHECK(store->health().is_suspended);
+    CHECK_EQ(store->counters().suspensions.load(), 1u);
+    files.n_failing_reads = files.n_failing_lists = 0;
+    wait_until([&] { return store->is_recovered(); });
+    CHECK(!store->health().is_suspended);
+    CHECK_EQ(store->n_pages(), n_filled);
+    batch.write(*store, &n_released, &n_accepted);
+    CHECK_EQ(n_accepted, n_before + kBatch);
+    CHECK(store->close(Deadline::after(60)));
+  }
+}
+
+TEST(disk_a_folder_of_pages_that_can_not_be_listed_hides_its_own_alone) {
+  const TemporaryFolder folder;
+  const size_t n_filled = fill(folder.path(), LayoutKind::kFile, kRoomForAll);
+  FailingPages files;
+  files.failing_folders = "/pages/3/";
+  files.n_failing_lists = 1 << 30;
+  DiskOptions options = small_options(LayoutKind::kFile, kRoomForAll);
+  options.files = &files;
+  const auto store = open(folder.path(), options);
+  wait_until([&] { return store->health().is_suspended; });
+  const size_t n_seen = store->n_pages();
+  CHECK(n_seen > n_filled / 2 && n_seen < n_filled);
+  size_t n_hits = 0;
+  for (uint64_t first = 0; first < kFilled; first += kBatch) n_hits += Batch(first).read(*store, 10);
+  CHECK_EQ(n_hits, n_seen);
+  files.n_failing_lists = 0;
+  wait_until([&] { return store->is_recovered(); });
+  CHECK_EQ(store->n_pages(), n_filled);
+  CHECK(store->close(Deadline::after(60)));
+}
+
+TEST(disk_a_bad_block_of_slots_costs_its_own_pages_alone) {
+  const TemporaryFolder folder;
+  const size_t n_filled = fill(folder.path(), LayoutKind::kOffset, kRoomForAll);
+  FailingPages files;
+  files.bad_file = "/meta/0";
+  DiskOptions options = small_options(LayoutKind::kOffset, kRoomForAll);
+  options.files = &files;
+  std::atomic<uint64_t> n_released{0};
+  uint64_t n_accepted = 0;
+  auto store = open(folder.path(), options);
+  wait_until([&] { return store->is_recovered(); });
+  CHECK_EQ(store->counters().suspensions.load(), 1u);
+  CHECK_EQ(store->counters().bad_records.load(), 1u);
+  const size_t n_left = store->n_pages();
+  CHECK_EQ(n_left, n_filled - p2pkv::disk::kBlock / sizeof(p2pkv::disk::MetaSlot));
+  Batch batch(1000);
+  batch.write(*store, &n_released, &n_accepted);
+  CHECK_EQ(n_accepted, kBatch);
+  CHECK(store->flush(Deadline::after(60)));
+  CHECK_EQ(batch.read(*store, 10), kBatch);
+  const size_t n_pages = store->n_pages();
+  CHECK(store->close(Deadline::after(60)));
+  store = open(folder.path(), small_options(LayoutKind::kOffset, kRoomForAll));
+  wait_until([&] { return store->is_recovered(); });
+  CHECK_EQ(store->n_pages(), n_pages);
+  CHECK(store->close(Deadline::after(60)));
 }
 
 // Such pages are not in the index, so that nothing there tells of them.

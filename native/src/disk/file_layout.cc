@@ -56,7 +56,7 @@ class FileLayout : public Layout {
   int finish(Chunk& chunk) override;
   int sync() override { return 0; }  // each file was, when the policy wants it
   uint64_t next_order() const override { return next_sequence_; }
-  void reset() override {}
+  void reset() override { is_seen_.fill(false); }
   void locate(const Key& key, const Place& place, IoOp* op) const override {
     op->path = path_of({place.unit->id, key, place.checksum, place.length, place.stored});
     op->offset = 0;
@@ -92,6 +92,7 @@ class FileLayout : public Layout {
   const std::string folder_;
   uint64_t next_sequence_ = 1;
   bool has_folders_ = false;
+  std::array<bool, 256> is_seen_{};  // folders of which the pages were found
 };
 
 std::string FileLayout::open() {
@@ -148,10 +149,13 @@ int FileLayout::list_folder(const std::string& folder, std::vector<PageName>* na
 
 int FileLayout::recover() {
   std::vector<PageName> names;
-  for (unsigned i = 0; i < 256 && !disk_.is_stopping; ++i) {
-    // what is not seen would take room that nobody counts
+  // What is not seen would take room that nobody counts. The others' pages can be read meanwhile.
+  int failure = 0;
+  for (unsigned i = 0; i < is_seen_.size() && !disk_.is_stopping; ++i) {
+    if (is_seen_[i]) continue;
     const int listed = list_folder(folder_ + "/" + kHexDigits[i >> 4] + "/" + kHexDigits[i & 15], &names);
-    if (listed < 0) return listed;
+    if (listed < 0) failure = listed;
+    is_seen_[i] = listed >= 0;
   }
   std::sort(names.begin(), names.end(),
             [](const PageName& a, const PageName& b) { return a.sequence < b.sequence; });
@@ -164,7 +168,7 @@ int FileLayout::recover() {
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
     batch.clear();
   }
-  return 0;
+  return failure;
 }
 
 CatalogEntry FileLayout::add_unit(const PageName& name) {

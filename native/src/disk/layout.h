@@ -62,7 +62,7 @@ class Layout {
   // Looks at what is there, without reading it; empty, or a sentence saying what is in the way.
   virtual std::string open() = 0;
   // Adds what is there to the catalog and removes what is damaged, half-written or nobody's. 0 or -errno:
-  // then it could not see what is there, has added nothing, and is to be called again.
+  // then it could not see all that is there, and is to be called again for the rest.
   virtual int recover() = 0;
   // Whether nothing can be placed before `recover` is over.
   virtual bool recovers_first() const { return false; }

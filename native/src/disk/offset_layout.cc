@@ -15,6 +15,9 @@ constexpr size_t kSlotFiles = 16;
 // Of a file of slots, read at once when recovering.
 constexpr uint64_t kSlotWindow = 1 << 20;
 constexpr size_t kSlotBatch = 4096;
+// How often a block of slots is read before it is given up: for 15 times `retry_seconds`, as the pauses
+// double. The number is a guess.
+constexpr unsigned kMostLooks = 5;
 // Data for each slot of metadata: no page is smaller on disk.
 constexpr uint64_t kDataPerSlot = kBlock;
 
@@ -59,6 +62,7 @@ class OffsetLayout : public Layout {
     data_ = UniqueFd();
     for (SlotFile& file : slot_files_) file = SlotFile();
     extents_ = Extents(0);
+    n_looks_ = 0;
   }
   void locate(const Key& key, const Place& place, IoOp* op) const override {
     op->fd = data_.get();
@@ -78,6 +82,8 @@ class OffsetLayout : public Layout {
     return disk_.files.write(slot_files_[id >> 32].fd.get(), &slot, sizeof slot,
                              (id & 0xffffffff) * sizeof(MetaSlot));
   }
+  int64_t read_slots(int fd, MetaSlot* window, uint64_t offset);
+  int64_t read_block(int fd, uint8_t* block, uint64_t offset);
   int load_slots(size_t file, std::vector<Found>* found);
   CatalogEntry add_unit(const Chunk::Record& record, uint64_t offset, uint64_t slot);
   int place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry);
@@ -91,6 +97,7 @@ class OffsetLayout : public Layout {
   std::array<SlotFile, kSlotFiles> slot_files_;
   Extents extents_;
   uint64_t next_sequence_ = 1;
+  unsigned n_looks_ = 0;  // calls of `recover`
 };
 
 std::string OffsetLayout::open() {
@@ -131,12 +138,39 @@ void OffsetLayout::abandon() {
   }
 }
 
+// A block of the slots. One that can't be read for long would keep the store from taking any page for as
+// long: its pages are given up instead. It is written over, so that no later start finds them, nor what was
+// taken back of them.
+int64_t OffsetLayout::read_block(int fd, uint8_t* block, uint64_t offset) {
+  const int64_t n = disk_.files.read(fd, block, kBlock, offset);
+  // ENODATA is what Linux says of a sector that the medium has lost
+  if (n >= 0 || (n != -EIO && n != -ENODATA) || n_looks_ < kMostLooks || disk_.is_lost) return n;
+  std::memset(block, 0, kBlock);
+  int64_t done = disk_.files.write(fd, block, kBlock, offset);
+  if (done >= 0) done = std::min(done, int64_t{disk_.files.sync(fd)});
+  if (done < 0) return done;
+  ++disk_.counters.bad_records;
+  return kBlock;
+}
+
+// A window of slots: as a whole, or where that fails block by block.
+int64_t OffsetLayout::read_slots(int fd, MetaSlot* window, uint64_t offset) {
+  const uint64_t nbytes = std::min(kSlotWindow, slots_per_file_ * sizeof(MetaSlot) - offset);
+  int64_t n = disk_.files.read(fd, window, nbytes, offset);
+  if (n >= 0) return n;
+  auto* const bytes = reinterpret_cast<uint8_t*>(window);
+  for (uint64_t at = 0; at < nbytes; at += kBlock) {
+    n = read_block(fd, bytes + at, offset + at);
+    if (n < static_cast<int64_t>(kBlock)) return n < 0 ? n : static_cast<int64_t>(at) + n;
+  }
+  return static_cast<int64_t>(nbytes);
+}
+
 int OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
   std::vector<MetaSlot> window(kSlotWindow / sizeof(MetaSlot));
   slot_files_[file].free.clear();
   for (uint64_t first = 0; first < slots_per_file_ && !disk_.is_stopping; first += window.size()) {
-    const int64_t n =
-        disk_.files.read(slot_files_[file].fd.get(), window.data(), kSlotWindow, first * sizeof(MetaSlot));
+    const int64_t n = read_slots(slot_files_[file].fd.get(), window.data(), first * sizeof(MetaSlot));
     if (n < 0) return static_cast<int>(n);  // the slots that are there would lead to bytes of others
     const uint64_t n_slots =
         std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_file_ - first);
@@ -155,6 +189,7 @@ int OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
 }
 
 int OffsetLayout::recover() {
+  ++n_looks_;
   std::vector<Found> found;
   for (size_t file = 0; file < kSlotFiles; ++file) {
     if (const int loaded = load_slots(file, &found); loaded < 0) return loaded;

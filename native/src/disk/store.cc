@@ -119,11 +119,16 @@ bool DiskStore::start_threads() {
   return has_writer;
 }
 
+// While not all has been seen no page is placed, so that to take any would only fill the queue.
 void DiskStore::recover() {
-  while (layout_->recover() < 0) {
+  double backoff = options_.retry_seconds;
+  for (int done; (done = layout_->recover()) < 0; backoff = std::min(2 * backoff, kLongestBackoff)) {
     ++counters_.read_errors;
     std::unique_lock lock(mutex_);
-    const Deadline next = Deadline::after(options_.retry_seconds);
+    counters_.suspensions += is_refusing() ? 0U : 1U;
+    unseen_ = "cannot look through " + folder_->path() + ": " + std::strerror(-done);
+    wanted_.notify_all();
+    const Deadline next = Deadline::after(backoff);
     if (wait_until(wanted_, lock, next, [this] { return is_stopping_.load(); })) return;
   }
   // under the lock, or the writer might miss it between its look and its wait
@@ -131,6 +136,7 @@ void DiskStore::recover() {
   // One that was cut short has not met all records, and knows no order above theirs.
   if (is_stopping_) return;
   is_recovered_ = true;
+  unseen_.clear();
   wanted_.notify_all();
 }
 
@@ -180,7 +186,10 @@ bool DiskStore::close(const Deadline& deadline) {
 
 DiskHealth DiskStore::health() const {
   const std::lock_guard lock(mutex_);
-  return health_;
+  DiskHealth health = health_;
+  health.is_suspended = is_refusing();
+  if (health.reason.empty()) health.reason = unseen_;
+  return health;
 }
 
 uint64_t DiskStore::queued_bytes() const {

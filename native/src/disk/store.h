@@ -153,6 +153,9 @@ class DiskStore {
     Deadline::Clock::time_point queued_at;
     uint64_t since;
   };
+  // Between attempts to come back after an error; a guess.
+  static constexpr double kLongestBackoff = 30;
+
   class ReadJob;
   class Reading;
   class Call;
@@ -175,6 +178,7 @@ class DiskStore {
   bool is_urgent() const;
   Deadline::Clock::time_point next_work(Deadline::Clock::time_point otherwise) const;
   bool is_queue_empty();
+  bool is_refusing() const { return health_.is_suspended || !unseen_.empty(); }  // with the lock
   bool may_place() const { return is_recovered_ || !layout_->recovers_first(); }
   void discard(const std::vector<Pending>& batch);
   std::shared_ptr<Chunk> fill(const std::vector<Pending>& batch);
@@ -187,6 +191,7 @@ class DiskStore {
   void settle(size_t n_pages, uint64_t nbytes);
   void flush_layout();
   void suspend(const char* what, int error);
+  bool must_probe();
   void try_to_resume();
   void look_after_folder();
   int probe();
@@ -239,7 +244,8 @@ class DiskStore {
   bool is_gone_ = false;  // closed, and everything let go
   size_t n_calls_ = 0;
   size_t n_threads_ = 0;
-  DiskHealth health_;
+  DiskHealth health_;   // as the writer has it
+  std::string unseen_;  // why nobody has seen yet all that is there, after an attempt to
 
   // The writer's own.
   std::unique_ptr<PageEncoder> encoder_;  // null: pages are written as they are

@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t kChunksUnderWay = 2;
 constexpr size_t kMaxRecords = 4096;  // of a chunk; bounds what is taken from the queue at once
-constexpr double kLongestBackoff = 30;
 // How often the writer looks whether the folder is still there, in times of `retry_seconds`.
 constexpr double kLookEvery = 5;
 // How long the disk may take for one chunk before it counts as broken.
@@ -42,7 +41,7 @@ void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
     const bool was_empty = queue_.empty();
     const bool was_urgent = is_urgent();
     last_write_ = Deadline::Clock::now();
-    const bool is_open = !is_closed_ && !health_.is_suspended;
+    const bool is_open = !is_closed_ && !is_refusing();
     for (size_t i = 0; i < batch.n_pages; ++i) {
       const auto nbytes = static_cast<uint64_t>(batch.pages[i].nbytes);
       const bool is_small = nbytes <= largest_page_ && batch.lengths[i] <= UINT32_MAX &&
@@ -67,7 +66,7 @@ void DiskStore::write_all() {
   std::vector<Pending> batch;
   while (wait_for_work(&batch)) {
     look_after_folder();
-    if (const DiskHealth before = health(); before.is_suspended || before.is_unreadable) try_to_resume();
+    if (must_probe()) try_to_resume();
     record_recalls();
     if (health().is_suspended) {
       discard(batch);
@@ -111,7 +110,7 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
     if (next.passed()) break;
     wait_once(wanted_, lock, next);
   }
-  const bool may_take = is_stopping_ || health_.is_suspended || may_place();
+  const bool may_take = is_stopping_ || is_refusing() || may_place();
   uint64_t nbytes = 0;
   while (may_take && !queue_.empty() && (is_stopping_ || batch->size() < kMaxRecords)) {
     const uint64_t record = round_up(record_nbytes(queue_.front().nbytes), layout_->alignment());
@@ -130,7 +129,7 @@ bool DiskStore::is_urgent() const {
 
 // With the lock. When what is queued should be written, if anything is.
 Deadline::Clock::time_point DiskStore::next_work(Deadline::Clock::time_point otherwise) const {
-  if (queue_.empty() || !may_place()) return otherwise;
+  if (queue_.empty() || !(may_place() || is_refusing())) return otherwise;
   const auto oldest = queue_.front().queued_at;
   if (is_urgent()) return oldest;
   return std::min({otherwise, last_write_ + kPause, oldest + kLongestWait});
@@ -324,9 +323,15 @@ void DiskStore::suspend(const char* what, int error) {
   next_probe_ = Deadline::after(backoff_);
   const std::lock_guard lock(mutex_);
   if (health_.is_suspended) return;
-  ++counters_.suspensions;
+  counters_.suspensions += is_refusing() ? 0U : 1U;
   health_.is_suspended = true;
   health_.reason = std::string(what) + " in " + folder_->path() + ": " + std::strerror(-error);
+}
+
+// Not while only the scanner waits for the disk: it tries again by itself.
+bool DiskStore::must_probe() {
+  const std::lock_guard lock(mutex_);
+  return health_.is_suspended || health_.is_unreadable;
 }
 
 void DiskStore::try_to_resume() {
