@@ -56,6 +56,20 @@ class ReadStatus(IntEnum):
     TIMED_OUT = 3
 
 
+def refusal(path: str, *, layout: str, node_id: str, namespace: str, cluster: str) -> ConfigError | None:
+    """Return what a :class:`DiskStore` would raise for this folder, but for one in use; nothing is changed there."""
+    reason = _native.disk_folder_refusal(
+        path, node_id=node_id, name_space=namespace, cluster=cluster, layout=LAYOUTS.index(layout)
+    )
+    return _error_of(reason) if reason else None
+
+
+def _error_of(reason: str) -> ConfigError:
+    # the core says "cannot" of what the system refused, and what is wrong of anything else
+    kind = UnusableDiskError if reason.startswith(("cannot ", "no memory")) else ConfigError
+    return kind(f"cannot open the disk tier: {reason}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOptions:
     """How a store works. Raises :class:`~p2pkv.errors.ConfigError` for what no store can have."""
@@ -147,9 +161,7 @@ class DiskStore:
                 changes=changes,
             )
         except ValueError as error:
-            # the core says "cannot" of what the system refused, and what is wrong of anything else
-            kind = UnusableDiskError if str(error).startswith(("cannot ", "no memory")) else ConfigError
-            raise kind(f"cannot open the disk tier: {error}") from error
+            raise _error_of(str(error)) from error
         self._trouble = ""
 
     @property

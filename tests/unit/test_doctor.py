@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from test_cli import run
 
+from p2pkv import Node
 from p2pkv.cli.doctor.disk import examine_disk
 from p2pkv.cli.doctor.finding import Verdict
 from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
-from p2pkv.errors import TransportError
+from p2pkv.disk.store import DiskOptions, DiskStore
+from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 
@@ -59,6 +63,45 @@ def test_the_disk_is_tried_out_and_left_alone(tmp_path: Path) -> None:
     assert "io_uring" in finding.says or "threads" in finding.says
     assert list(tmp_path.iterdir()) == []
     assert "off" in examine_disk(Config()).says
+
+
+def open_to_others(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def with_a_strangers_file(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "photos").mkdir()
+
+
+def of_another_cluster(folder: Path) -> None:
+    store = DiskStore(
+        str(folder), DiskOptions(capacity=8 << 20), node_id="n1", namespace="default", cluster="c2"
+    )
+    assert store.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (open_to_others, "has mode 0777"),
+        (with_a_strangers_file, "holds 'photos'"),
+        (of_another_cluster, "is the store of cluster 'c2'"),
+        (lambda folder: folder.touch(), "is no folder"),
+    ],
+    ids=["mode", "strangers", "cluster", "file"],
+)
+def test_a_folder_that_no_node_would_take_is_bad(
+    make: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "disk")
+    config = Config(node_id="n1", listen="127.0.0.1:0", disk_path=str(tmp_path / "disk"), disk_size="8MiB")
+    finding = examine_disk(config)
+    assert finding.verdict is Verdict.BAD
+    assert says in finding.says
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Node.start(config)
 
 
 def test_a_disk_without_room_is_said_to_be(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/bound_store.h"
 #include "disk/faulty_files.h"
+#include "disk/folder.h"
 #include "disk/store.h"
 #include "disk/waiting.h"
 
@@ -253,6 +254,15 @@ void bind_faults(nb::module_& m) {
 
 void bind_disk(nb::module_& m) {
   bind_faults(m);
+  m.def(
+      "disk_folder_refusal",
+      [](const std::string& path, const std::string& node_id, const std::string& name_space,
+         const std::string& cluster, int layout) {
+        return disk::Folder::refusal(path, {node_id, name_space, 0, cluster},
+                                     static_cast<disk::LayoutKind>(layout), disk::real_files());
+      },
+      "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "cluster"_a, "layout"_a,
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("zstd_missing", &disk::zstd_missing, "library"_a = "libzstd.so.1");
   nb::class_<BoundStore>(m, "DiskStore",
                          "Pages in files. See p2pkv/disk/store.py and native/src/disk/store.h.")

@@ -99,6 +99,25 @@ std::unique_ptr<Folder> Folder::open(const std::string& path, const DiskIdentity
   return folder;
 }
 
+std::string Folder::refusal(const std::string& path, const DiskIdentity& identity, LayoutKind layout,
+                            Files& files) {
+  std::string error;
+  Folder folder(path, files);
+  struct stat status;
+  if (lstat(path.c_str(), &status) < 0 && errno == ENOENT) return "";
+  if (!folder.is_private(&error)) return error;
+  std::string text;
+  const int loaded = load_file(files, path + "/store", kMaxIdentity, &text);
+  if (loaded == -ENOENT) {
+    folder.refuse_strangers(&error);
+  } else if (loaded < 0) {
+    error = "cannot read " + path + "/store: " + std::strerror(-loaded);
+  } else {
+    folder.is_same(text, identity, layout, &error);
+  }
+  return error;
+}
+
 // Whoever else may write to a folder can have this process write wherever a link of his leads, and can take
 // its files away. So it must be this user's alone, also if it was there before.
 bool Folder::make(std::string* error) {
@@ -106,6 +125,10 @@ bool Folder::make(std::string* error) {
     *error = "cannot make " + path_ + ": " + std::strerror(-made);
     return false;
   }
+  return is_private(error);
+}
+
+bool Folder::is_private(std::string* error) const {
   const std::string advice = ", or set disk_path to a folder that is not there yet, which the node makes";
   const std::string user = std::to_string(geteuid());
   struct stat link;
@@ -163,7 +186,7 @@ bool Folder::lock(std::string* error) {
     *error = "cannot open " + path + ": " + std::strerror(-fd.get());
     return false;
   }
-  struct flock whole{};
+  struct flock whole {};
   whole.l_type = F_WRLCK;
   whole.l_whence = SEEK_SET;
   if (fcntl(fd.get(), F_SETLK, &whole) < 0) {
@@ -207,6 +230,36 @@ int Folder::refuse_strangers(std::string* error) {
   return 0;
 }
 
+// Whether the file `store` with this text is that of a store of this identity and layout.
+bool Folder::is_same(const std::string& text, const DiskIdentity& identity, LayoutKind layout,
+                     std::string* error) const {
+  auto fields = fields_of(text);
+  // the version first: another one may sign otherwise
+  const std::string version = std::to_string(kFormatVersion);
+  if (text.starts_with(kTitle) && !fields["version"].empty() && fields["version"] != version &&
+      is_whole(text)) {
+    *error = path_ + " has format version " + fields["version"] + ", this p2pkv reads version " + version +
+             "; delete it or use the p2pkv that made it";
+    return false;
+  }
+  if (!text.starts_with(kTitle) || !is_whole(text)) {
+    *error = path_ + "/store is damaged, so nobody knows whose pages these are; delete the folder";
+    return false;
+  }
+  fields.try_emplace("cluster", escape(kDefaultCluster));
+  const std::pair<const char*, std::string> expected[] = {{"cluster", escape(identity.cluster)},
+                                                          {"node", escape(identity.node_id)},
+                                                          {"namespace", escape(identity.name_space)},
+                                                          {"layout", name_of(layout)}};
+  for (const auto& [name, value] : expected) {
+    if (fields[name] == value) continue;
+    *error = path_ + " is the store of " + name + " '" + fields[name] + "', not '" + value +
+             "'; delete it or give another folder";
+    return false;
+  }
+  return true;
+}
+
 bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::string* error) {
   std::string text;
   const int loaded = load_file(files_, path_ + "/store", kMaxIdentity, &text);
@@ -222,31 +275,8 @@ bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::stri
     *error = "cannot read " + path_ + "/store: " + std::strerror(-loaded);
     return false;
   } else {
-    auto fields = fields_of(text);
-    // the version first: another one may sign otherwise
-    const std::string version = std::to_string(kFormatVersion);
-    if (text.starts_with(kTitle) && !fields["version"].empty() && fields["version"] != version &&
-        is_whole(text)) {
-      *error = path_ + " has format version " + fields["version"] + ", this p2pkv reads version " + version +
-               "; delete it or use the p2pkv that made it";
-      return false;
-    }
-    if (!text.starts_with(kTitle) || !is_whole(text)) {
-      *error = path_ + "/store is damaged, so nobody knows whose pages these are; delete the folder";
-      return false;
-    }
-    fields.try_emplace("cluster", escape(kDefaultCluster));
-    const std::pair<const char*, std::string> expected[] = {{"cluster", escape(identity.cluster)},
-                                                            {"node", escape(identity.node_id)},
-                                                            {"namespace", escape(identity.name_space)},
-                                                            {"layout", name_of(layout)}};
-    for (const auto& [name, value] : expected) {
-      if (fields[name] == value) continue;
-      *error = path_ + " is the store of " + name + " '" + fields[name] + "', not '" + value +
-               "'; delete it or give another folder";
-      return false;
-    }
-    stamp_.store = std::strtoull(fields["store"].c_str(), nullptr, 16);
+    if (!is_same(text, identity, layout, error)) return false;
+    stamp_.store = std::strtoull(fields_of(text)["store"].c_str(), nullptr, 16);
     identity_text_ = text;
   }
   stamp_.name_space = checksum(identity.name_space.data(), identity.name_space.size());

@@ -17,6 +17,10 @@ class Folder {
   // Null, with the reason in `error`: in use, somebody else's, another version, or not to be had.
   static std::unique_ptr<Folder> open(const std::string& path, const DiskIdentity& identity,
                                       LayoutKind layout, Files& files, std::string* error);
+  // Why nobody's store can be opened there as this one's, as `open` says it; empty where it can be, or is yet
+  // to be made. It changes nothing, and does not say that the folder is in use.
+  static std::string refusal(const std::string& path, const DiskIdentity& identity, LayoutKind layout,
+                             Files& files);
   ~Folder();
 
   const std::string& path() const { return path_; }
@@ -30,9 +34,12 @@ class Folder {
  private:
   Folder(std::string path, Files& files) : path_(std::move(path)), files_(files) {}
   bool make(std::string* error);
+  bool is_private(std::string* error) const;
   bool lock(std::string* error);
   void unlock();
   bool identify(const DiskIdentity& identity, LayoutKind layout, std::string* error);
+  bool is_same(const std::string& text, const DiskIdentity& identity, LayoutKind layout,
+               std::string* error) const;
   int refuse_strangers(std::string* error);
   bool is_of_this_node(const std::string& identity) const;
 

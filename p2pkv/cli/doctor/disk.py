@@ -8,7 +8,7 @@ from pathlib import Path
 
 from p2pkv.cli.doctor.finding import Finding, Verdict, size
 from p2pkv.config import Config
-from p2pkv.disk.store import DiskOptions, DiskStore
+from p2pkv.disk.store import DiskOptions, DiskStore, UnusableDiskError, refusal
 from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import ConfigError
 
@@ -17,11 +17,22 @@ _TRIAL_NBYTES = 8 << 20
 
 
 def examine_disk(config: Config) -> Finding:
-    """Try out a small store where the tier's folder is, or will be; the folder itself is left alone."""
+    """Say whether a node would take its folder, and try out a small store there; the folder itself is left alone."""
     if not config.disk_nbytes:
         return Finding(Verdict.GOOD, "disk tier", "off; disk_size turns it on")
     path = Path(disk_folder(config)).absolute()
     what = f"{path}, layout {config.disk_layout}, {size(config.disk_nbytes)}"
+    refused = refusal(
+        str(path),
+        layout=config.disk_layout,
+        node_id=config.node_id,
+        namespace=config.namespace,
+        cluster=config.cluster,
+    )
+    if refused is not None:
+        # without its disk a node works, but not with one that is somebody else's, or open to others
+        verdict = Verdict.NOTE if isinstance(refused, UnusableDiskError) else Verdict.BAD
+        return Finding(verdict, "disk tier", f"{what}: {refused}", "mend it, or choose another disk_path")
     there = next(folder for folder in (path, *path.parents) if folder.is_dir())
     try:
         how = _try_out(there, config)
