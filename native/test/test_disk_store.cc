@@ -6,11 +6,13 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "base/checksum.h"
@@ -399,6 +401,24 @@ TEST(disk_what_is_taken_back_without_the_lock_is_gone_in_the_next_run) {
       CHECK_EQ(Batch(16).read(*store, 10), 0u);
       CHECK(store->close(Deadline::after(60)));
     }
+  }
+}
+
+// Another version may sign its own otherwise.
+TEST(disk_a_store_that_becomes_somebodys_whom_nobody_knows_is_left_to_him) {
+  for (const LayoutKind layout : kLayouts) {
+    const TemporaryFolder folder;
+    fill(folder.path(), layout);
+    const auto store = open(folder.path(), small_options(layout));
+    wait_until([&] { return store->is_recovered(); });
+    const std::string path = folder.path() + "/store";
+    const std::string content = "p2pkv disk store\nversion=7\ncheck=of another kind\n";
+    std::ofstream(path) << content;
+    wait_until([&] { return store->health().reason.starts_with(path + " is damaged"); });
+    CHECK(store->close(Deadline::after(60)));
+    std::ostringstream left;
+    left << std::ifstream(path).rdbuf();
+    CHECK(left.str() == content);
   }
 }
 

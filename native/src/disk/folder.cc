@@ -243,7 +243,7 @@ bool Folder::is_same(const std::string& text, const DiskIdentity& identity, Layo
     return false;
   }
   if (!text.starts_with(kTitle) || !is_whole(text)) {
-    *error = path_ + "/store is damaged, so nobody knows whose pages these are; delete the folder";
+    *error = damaged();
     return false;
   }
   fields.try_emplace("cluster", escape(kDefaultCluster));
@@ -283,6 +283,10 @@ bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::stri
   return true;
 }
 
+std::string Folder::damaged() const {
+  return path_ + "/store is damaged, so nobody knows whose pages these are; delete the folder";
+}
+
 bool Folder::is_intact() const {
   // any other error says nothing about whether it is there
   const auto is_gone = [](int error) { return error == ENOENT || error == ENOTDIR || error == ESTALE; };
@@ -306,8 +310,12 @@ int Folder::restore(std::string* error) {
   std::string text;
   const int loaded = load_file(files_, path_ + "/store", kMaxIdentity, &text);
   if (loaded == 0 && text == identity_text_) return 0;
-  if (loaded == 0 && is_whole(text) && !is_of_this_node(text)) {
-    *error = path_ + " is the store of somebody else by now";
+  if (loaded < 0 && loaded != -ENOENT) {
+    *error = "cannot read " + path_ + "/store: " + std::strerror(-loaded);
+    return loaded;
+  }
+  if (loaded == 0 && !(is_whole(text) && is_of_this_node(text))) {
+    *error = is_whole(text) ? path_ + " is the store of somebody else by now" : damaged();
     const std::lock_guard guard(open_mutex);
     unlock();
     return -EEXIST;

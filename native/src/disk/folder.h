@@ -27,7 +27,8 @@ class Folder {
   const Stamp& stamp() const { return stamp_; }
   // Whether it is still there, with the lock that this process holds. What was deleted is made again by
   // `restore`, and locked anew: 0 or -errno, with the reason in `error`. It fails if somebody else has the
-  // folder by then. What else lies there is then not to be believed: others may have had it meanwhile.
+  // folder by then, or nobody knows whose it is. What else lies there is then not to be believed: others may
+  // have had it meanwhile.
   bool is_intact() const;
   int restore(std::string* error);
 
@@ -41,6 +42,7 @@ class Folder {
   bool is_same(const std::string& text, const DiskIdentity& identity, LayoutKind layout,
                std::string* error) const;
   int refuse_strangers(std::string* error);
+  std::string damaged() const;
   bool is_of_this_node(const std::string& identity) const;
 
   const std::string path_;
