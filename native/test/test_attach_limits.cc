@@ -7,6 +7,8 @@
 #include "attach/engine_line.h"
 #include "attach/turns.h"
 #include "hosts_node.h"
+#include "net/packets.h"
+#include "page/region.h"
 
 namespace {
 
@@ -24,6 +26,38 @@ struct Heedless {
   }
   std::unique_ptr<EngineLine> open_line() {
     return EngineLine::open(path, welcome, Deadline::after(30), &error);
+  }
+  // Asks for something on a line of its own and closes that, without having waited, or taken it back. False,
+  // with the reason in `error`, where it has no line.
+  bool ask_and_leave() {
+    using namespace p2pkv::attaching;
+    const auto area = p2pkv::SharedRegion::create(area_nbytes<RequestArea>(), &error);
+    const UniqueFd line = knock(path, &error);
+    const Hello hello{kHelloMagic, kVersion, static_cast<uint16_t>(Purpose::kLine), welcome.engine,
+                      welcome.secret};
+    Welcome answer;
+    UniqueFd given;
+    if (!area || !line || !greet(line.get(), hello, area->fd(), Deadline::after(60), &answer, &given, &error))
+      return false;
+    auto& request = *reinterpret_cast<RequestArea*>(area->base());
+    request.kind = static_cast<uint32_t>(RequestKind::kLookUp);
+    request.n_pages = 1;
+    request.timeout_ns = 60'000'000'000;
+    store_word_of(request.id, 1);
+    return wake(line.get(), 0, 1);
+  }
+  // Has the node read this memory by the number 1.
+  void share(const p2pkv::SharedRegion& memory) {
+    const auto change = static_cast<uint32_t>(p2pkv::attaching::MemoryChange::kAdd);
+    const p2pkv::attaching::MemoryRequest request{p2pkv::attaching::kMemoryMagic, change, 1, 0,
+                                                  memory.nbytes()};
+    CHECK(p2pkv::send_packet(connection.get(), request, memory.fd()));
+    p2pkv::attaching::MemoryReply reply{};  // behind what the node says of its pool
+    while (reply.magic != p2pkv::attaching::kReplyMagic &&
+           p2pkv::wait_readable(connection.get(), Deadline::after(30))) {
+      p2pkv::receive_packet(connection.get(), &reply);
+    }
+    CHECK_EQ(reply.status, 0U);
   }
 
   std::string path, error;
@@ -177,6 +211,35 @@ TEST(attach_a_line_that_is_closed_is_in_nobodys_way) {
     lines[i % Host::kMostLines] = engine.open_line();
     CHECK(lines[i % Host::kMostLines] != nullptr);
   }
+  CHECK_EQ(node.host->stats().n_refused, 0U);
+}
+
+// Closed lines that wait for a turn, which a long request has, end when that does. More of them are opened
+// than there may be at once, so that the last ones have to wait for the first.
+TEST(attach_a_line_waits_for_closed_ones_to_end) {
+  constexpr size_t kPages = 32, kLarge = 4096 * kGranule;
+  HostsNode node(kPages * kLarge / kGranule, {0, 1});
+  Heedless engine(node.path);
+  const auto memory = p2pkv::SharedRegion::create(kLarge, &engine.error);
+  CHECK(memory != nullptr);
+  engine.share(*memory);
+  const auto busy = engine.open_line();
+  std::thread publisher([&] {
+    auto& request = busy->request();
+    request.kind = static_cast<uint32_t>(p2pkv::attaching::RequestKind::kPublish);
+    request.n_pages = kPages;
+    request.n_pieces = 1;
+    request.timeout_ns = 60'000'000'000;
+    for (size_t i = 0; i < kPages; ++i) {
+      request.keys[i] = key_of(i);
+      request.pieces[i] = {1, 0, 0, kLarge};
+    }
+    CHECK(busy->ask(Deadline::after(60)) == EngineLine::Asked::kAnswered);
+  });
+  for (const auto end = Deadline::after(60); node.host->stats().n_requests == 0 && !end.passed();)
+    std::this_thread::yield();
+  for (size_t i = 0; i < 3 * Host::kMostLines; ++i) CHECK(engine.ask_and_leave());
+  publisher.join();
   CHECK_EQ(node.host->stats().n_refused, 0U);
 }
 

@@ -133,7 +133,7 @@ bool Host::greet(UniqueFd* connection) {
   }
   if (hello.purpose == static_cast<uint16_t>(Purpose::kEngine)) return admit_engine(connection, hello.engine);
   if (hello.purpose != static_cast<uint16_t>(Purpose::kLine)) return false;
-  return admit_line(connection, hello, area.get());
+  return admit_line(connection, hello, std::move(area));
 }
 
 void Host::refuse(int connection, Refusal why) {
@@ -177,35 +177,52 @@ bool Host::show_pool(int connection) const {
   return true;
 }
 
-bool Host::admit_line(UniqueFd* connection, const Hello& hello, int area) {
+bool Host::admit_line(UniqueFd* connection, const Hello& hello, UniqueFd area) {
   const auto found = std::find_if(engines_.begin(), engines_.end(), [&](const auto& one) {
     return one->number == hello.engine && one->secret == hello.secret;
   });
-  Refusal refusal = Refusal::kUnknownEngine;
   if (found == engines_.end()) {
-    refuse(connection->get(), refusal);
+    refuse(connection->get(), Refusal::kUnknownEngine);
     return false;
   }
-  const std::shared_ptr<Engine>& engine = *found;
-  refusal = Refusal::kTooMany;
-  // One that its engine has closed may still be at work; its successor is let in all the same.
-  const auto n_left = std::count_if(engine->lines.begin(), engine->lines.end(),
+  Engine& engine = **found;
+  std::erase_if(engine.awaited, [](const auto& one) { return has_hung_up(one.connection.get()); });
+  // One that its engine has closed may still be at work, or its thread not have had its turn; its successor
+  // is let in all the same.
+  const auto n_left = std::count_if(engine.lines.begin(), engine.lines.end(),
                                     [](const auto& line) { return line->is_left(); });
-  const size_t n_lines = engine->lines.size();
-  if (n_lines - static_cast<size_t>(n_left) >= kMostLines || n_lines >= 2 * kMostLines) {
-    refuse(connection->get(), refusal);
+  const size_t n_lines = engine.lines.size();
+  if (n_lines - static_cast<size_t>(n_left) + engine.awaited.size() >= kMostLines) {
+    refuse(connection->get(), Refusal::kTooMany);
     return false;
   }
-  auto line = HostLine::open(connection, area, engine->parts, parts_, counts_, &refusal);
+  if (n_lines < 2 * kMostLines) return open_line(engine, connection, area.get());
+  // Closed ones end by themselves, so it waits for one of them, for as long as its engine does.
+  engine.awaited.push_back({std::move(*connection), std::move(area)});
+  return true;
+}
+
+bool Host::open_line(Engine& engine, UniqueFd* connection, int area) {
+  if (has_hung_up(connection->get())) return true;  // its engine's time was over
+  Refusal refusal = Refusal::kNone;
+  auto line = HostLine::open(connection, area, engine.parts, parts_, counts_, &refusal);
   if (!line) {
     refuse(connection->get(), refusal);
     return false;
   }
-  if (!send_packet(line->connection(), welcome(*engine), line->answer_fd())) return false;
+  if (!send_packet(line->connection(), welcome(engine), line->answer_fd())) return false;
   if (!line->start(is_draining_, [this] { wake_.set(); })) return false;
   const std::lock_guard lock(mutex_);
-  engine->lines.push_back(std::move(line));
+  engine.lines.push_back(std::move(line));
   return true;
+}
+
+void Host::open_awaited(Engine& engine) {
+  while (!engine.awaited.empty() && engine.lines.size() < 2 * kMostLines) {
+    AwaitedLine next = std::move(engine.awaited.front());
+    engine.awaited.pop_front();
+    if (!open_line(engine, &next.connection, next.area.get())) ++n_refused_;
+  }
 }
 
 bool Host::hear(Engine& engine) {
@@ -227,16 +244,20 @@ bool Host::hear(Engine& engine) {
   return send_packet(engine.connection.get(), reply);
 }
 
-// Takes lines away that have ended: their engine closed them, or said what no engine says.
+// Takes lines away that have ended: their engine closed them, or said what no engine says. Those that waited
+// for it are let in.
 void Host::reap() {
   std::list<std::unique_ptr<HostLine>> gone;
-  const std::lock_guard lock(mutex_);
-  for (const auto& engine : engines_) {
-    for (auto line = engine->lines.begin(); line != engine->lines.end();) {
-      const auto current = line++;
-      if ((*current)->has_ended()) gone.splice(gone.end(), engine->lines, current);
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& engine : engines_) {
+      for (auto line = engine->lines.begin(); line != engine->lines.end();) {
+        const auto current = line++;
+        if ((*current)->has_ended()) gone.splice(gone.end(), engine->lines, current);
+      }
     }
   }
+  for (const auto& engine : engines_) open_awaited(*engine);
 }
 
 Host::Stats Host::stats() {

@@ -79,12 +79,19 @@ class Host {
   }
 
  private:
+  // A line that is let in when one has ended that its engine has closed. `area`: the memfd that it brought.
+  struct AwaitedLine {
+    UniqueFd connection;
+    UniqueFd area;
+  };
+
   struct Engine {
     UniqueFd connection;
     uint64_t number;
     uint64_t secret;
     EngineParts parts;
     std::list<std::unique_ptr<HostLine>> lines;
+    std::list<AwaitedLine> awaited;  // of the thread alone
   };
 
   Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, const Identity& identity,
@@ -96,7 +103,9 @@ class Host {
   bool greet(UniqueFd* connection);
   bool admit_engine(UniqueFd* connection, uint64_t mark);
   bool show_pool(int connection) const;
-  bool admit_line(UniqueFd* connection, const Hello& hello, int area);
+  bool admit_line(UniqueFd* connection, const Hello& hello, UniqueFd area);
+  bool open_line(Engine& engine, UniqueFd* connection, int area);
+  void open_awaited(Engine& engine);
   bool hear(Engine& engine);
   void refuse(int connection, Refusal why);
   Welcome welcome(const Engine& engine) const;

@@ -1,6 +1,5 @@
 #include "attach/host_line.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -70,8 +69,7 @@ void HostLine::close() {
 }
 
 bool HostLine::is_left() const {
-  pollfd fd{connection_.get(), POLLRDHUP, 0};
-  return has_ended_ || (poll(&fd, 1, 0) > 0 && (fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0);
+  return has_ended_ || has_hung_up(connection_.get());
 }
 
 void HostLine::run() {

@@ -90,4 +90,9 @@ bool wait_writable(int connection, const Deadline& deadline) {
   return wait_for(connection, POLLOUT, deadline);
 }
 
+bool has_hung_up(int connection) {
+  pollfd one{connection, POLLRDHUP, 0};
+  return poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 }  // namespace p2pkv

@@ -22,6 +22,8 @@ Received receive_bytes(int connection, void* data, size_t nbytes, UniqueFd* fd =
 // Waits until there is something to receive, or the other end is gone; false at the deadline.
 bool wait_readable(int connection, const Deadline& deadline);
 bool wait_writable(int connection, const Deadline& deadline);
+// Whether the other end has closed the connection, though there may be packets of it that nobody has read.
+bool has_hung_up(int connection);
 
 template <typename Packet>
 bool send_packet(int connection, const Packet& packet, int fd = -1) {
