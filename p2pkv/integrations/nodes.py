@@ -114,10 +114,7 @@ def member_beside(config: Config) -> Config:
 def _node_at(path: str) -> tuple[str, str]:
     """Return the address of the node that engines attach to at ``path``, and its cluster's name."""
     try:
-        attachment = _native.Attachment.open(path, _ANSWER_S)
+        address, cluster, _ = _native.visit_attach_host(path, _ANSWER_S)
     except RuntimeError as error:
         raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
-    try:
-        return attachment.address, attachment.cluster
-    finally:
-        attachment.close()
+    return address, cluster

@@ -32,6 +32,18 @@ std::string why_not_taken(uint32_t status) {
 
 }  // namespace
 
+std::optional<Seen> visit(const std::string& path, const Deadline& deadline, std::string* error) {
+  const UniqueFd connection = knock(path, error);
+  if (!connection) return std::nullopt;
+  const Hello hello{kHelloMagic, kVersion, static_cast<uint16_t>(Purpose::kVisit), 0, 0};
+  Welcome welcome;
+  UniqueFd nothing;
+  if (!greet(connection.get(), hello, -1, deadline, &welcome, &nothing, error)) return std::nullopt;
+  welcome.address[kAddressBytes - 1] = '\0';
+  welcome.cluster[kClusterBytes - 1] = '\0';
+  return Seen{welcome.address, welcome.cluster, welcome.engine};
+}
+
 std::shared_ptr<Attachment> Attachment::open(const std::string& path, std::shared_ptr<MappedRegion> known,
                                              const Deadline& deadline, std::string* error, uint64_t mark) {
   UniqueFd connection = knock(path, error);

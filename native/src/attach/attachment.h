@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,16 @@
 #include "pool/pool.h"
 
 namespace p2pkv::attaching {
+
+// A node that engines attach to, as it is seen without attaching to it.
+struct Seen {
+  std::string address;
+  std::string cluster;
+  uint64_t n_places;  // so many engines it would let in
+};
+
+// Asks who listens at `path`. Nothing, with the reason in `error`: nobody whom an engine could attach to.
+std::optional<Seen> visit(const std::string& path, const Deadline& deadline, std::string* error);
 
 // Thread-safe. Calls block until their deadline at most.
 class Attachment {

@@ -29,8 +29,9 @@ constexpr size_t kMostEngines = 64;
 constexpr size_t kMostLines = 8;
 
 // It says what a connection is for. An engine has one by which it is attached, and one for each *line*: a
-// place for one request at a time.
-enum class Purpose : uint16_t { kEngine = 1, kLine = 2 };
+// place for one request at a time. A visitor wants to know which node this is, and no more: nothing comes
+// with his Welcome, which has no number.
+enum class Purpose : uint16_t { kEngine = 1, kLine = 2, kVisit = 3 };
 
 // First packet of a connection. A line names its engine by what its Welcome said, and brings the memfd of its
 // RequestArea along. An engine says in `engine` what it calls itself, life after life, or 0: it finds the

@@ -132,6 +132,11 @@ bool Host::greet(UniqueFd* connection) {
     return false;
   }
   if (hello.purpose == static_cast<uint16_t>(Purpose::kEngine)) return admit_engine(connection, hello.engine);
+  if (hello.purpose == static_cast<uint16_t>(Purpose::kVisit)) {
+    Welcome answer = welcome(Engine{});
+    answer.engine = kMostEngines - engines_.size();
+    return send_packet(connection->get(), answer);
+  }
   if (hello.purpose != static_cast<uint16_t>(Purpose::kLine)) return false;
   return admit_line(connection, hello, std::move(area));
 }

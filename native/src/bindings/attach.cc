@@ -100,6 +100,17 @@ std::shared_ptr<Attachment> open_attachment(const std::string& path, double time
   return attachment;
 }
 
+std::tuple<std::string, std::string, uint64_t> visit_host(const std::string& path, double timeout) {
+  std::string error;
+  std::optional<attaching::Seen> seen;
+  {
+    const nb::gil_scoped_release unlocked;
+    seen = attaching::visit(path, Deadline::after(timeout), &error);
+  }
+  if (!seen) throw std::runtime_error(error);
+  return {seen->address, seen->cluster, seen->n_places};
+}
+
 // Statuses, what can be read now, whether the node's own shard has it, the sequences and locations, whether
 // the node is draining, and whether it has gone.
 using Answered = std::tuple<Bytes, Bytes, Bytes, Array<uint64_t>, Bytes, bool, bool>;
@@ -215,6 +226,9 @@ void bind_attach(nb::module_& m) {
       .def_ro("n_late", &Published::n_late)
       .def_ro("n_not_tried", &Published::n_not_tried)
       .def_ro("misfit", &Published::misfit);
+  m.def("visit_attach_host", &visit_host, "path"_a, "timeout"_a,
+        "The address of the node that engines attach to there, and its cluster's name. RuntimeError says why "
+        "none is.");
   nb::class_<Attachment>(m, "Attachment", "An engine's end of it. See native/src/attach/attachment.h.")
       .def_static("open", &open_attachment, "path"_a, "timeout"_a, "before"_a.none() = nb::none(),
                   "mark"_a = 0)
