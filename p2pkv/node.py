@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from p2pkv import lifetime
 from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
+from p2pkv.attach.auto import decided
 from p2pkv.attach.cache import AttachedCache
 from p2pkv.cache.call_limit import LimitedCache
 from p2pkv.cache.drained import DRAIN_SLACK_S, MAX_DRAIN_S, Drained
@@ -55,7 +56,8 @@ class Node:
         self, config: Config, extra_transports: Sequence[Transport] = (), place: Place | None = None
     ) -> None:
         """Build without joining; use :meth:`start`. A tenant's node has a ``place`` in the node around it."""
-        self.config = config
+        self.config = config = decided(config)
+        """The settings as given, but that what was ``auto`` of attaching is decided."""
         self._gate = Gate(f"node {config.node_id}")
         self._is_closed = False
         place = place or Place(plan_tenants(config))

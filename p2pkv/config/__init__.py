@@ -1,6 +1,7 @@
 """A node's settings: what they are, what they may be, and where they come from."""
 
 from p2pkv.config.checks import (
+    AUTO,
     COMPRESSION,
     DATA_PORTS,
     DISK_ADMISSION,
@@ -15,6 +16,7 @@ from p2pkv.config.settings import Config
 from p2pkv.config.sources import read_settings
 
 __all__ = [
+    "AUTO",
     "COMPRESSION",
     "DATA_PORTS",
     "DISK_ADMISSION",

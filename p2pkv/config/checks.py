@@ -39,6 +39,8 @@ MEMBERSHIP_ENGINES = ("embedded", "static")
 MAX_SIZE = 2**60
 MAX_REPLICAS = 8
 MIN_STAGING_SIZE = 1 << 16
+AUTO = "auto"
+"""``attach`` and ``attach_listen`` are this where nodes and engines find each other (``p2pkv/attach/auto.py``)."""
 MAX_SOCKET_PATH = 107
 """Bytes of the path of a Unix socket."""
 MAX_ATTACH_REQUESTS = 8
@@ -213,11 +215,12 @@ def _check_attaching(config: Config) -> None:
     for name in ("attach", "attach_listen", "keeper"):
         value = getattr(config, name)
         path = value.removeprefix("unix:")
-        if name == "keeper" and value == "systemd":
+        if value == ("systemd" if name == "keeper" else AUTO):
             continue
         if value and (path == value or not path.startswith("/")):
             raise ConfigError(
-                f"{name} must be unix: and an absolute path, as unix:/run/user/1000/p2pkv/host, not {shown(value)}"
+                f"{name} must be {'systemd' if name == 'keeper' else AUTO}, or unix: and an absolute path, as "
+                f"unix:/run/user/1000/p2pkv/host, not {shown(value)}"
             )
         if len(path.encode()) > MAX_SOCKET_PATH:
             raise ConfigError(

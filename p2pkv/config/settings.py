@@ -168,7 +168,7 @@ class Config:
     """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
     attach_listen: str = ""
     """``unix:/PATH`` where engines of this host attach to this node, whose pool is theirs then; empty: nowhere. The
-    folder has to be this user's alone."""
+    folder has to be this user's alone. ``auto``: where engines look that have ``attach`` so."""
     attach_share: float = 0.0
     """How much of the pool the pages may have that one attached engine published: above it the engine's own oldest go,
     and nobody else's. 0: as much as there is; ``docs/attach.md`` says who is charged for what."""
@@ -180,7 +180,8 @@ class Config:
     service that has a descriptor store, or ``unix:/PATH`` of a ``p2pkv keeper``; empty: nobody. Needs a ``node_id``."""
     attach: str = ""
     """``unix:/PATH`` of the host's node to attach to: this process then has no pool, no disk and no part of the
-    directory of its own; empty: it is a node by itself. ``docs/attach.md`` has what an attached engine can do."""
+    directory of its own; empty: it is a node by itself. ``auto``: it attaches if a node of this user and this secret
+    listens at its start, and is a node by itself if not. ``docs/attach.md`` has what an attached engine can do."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
     metrics_host: str = ""
@@ -315,12 +316,12 @@ class Config:
 
     @property
     def attach_path(self) -> str:
-        """The path of ``attach``; empty: this process is a node by itself."""
+        """The path of ``attach``, unless that is ``auto``; empty: this process is a node by itself."""
         return self.attach.removeprefix("unix:")
 
     @property
     def attach_listen_path(self) -> str:
-        """The path of ``attach_listen``; empty: nobody attaches here."""
+        """The path of ``attach_listen``, unless that is ``auto``; empty: nobody attaches here."""
         return self.attach_listen.removeprefix("unix:")
 
     @property

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from p2pkv.config.checks import AUTO
 from p2pkv.config.sources import once_each
 from p2pkv.errors import ConfigError
 from p2pkv.transports import unconfining
@@ -167,7 +168,8 @@ def check_tenants(config: Config) -> None:
         for field, value in (
             ("listen", settings.listen if port != "0" else None),
             ("metrics_port", settings.metrics_port or None),
-            ("attach_listen", settings.attach_listen or None),
+            # that by itself is another one for each secret
+            ("attach_listen", settings.attach_listen if settings.attach_listen not in ("", AUTO) else None),
             ("disk_path", settings.disk_path),
             ("cluster", settings.cluster),
         ):

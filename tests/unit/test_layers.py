@@ -55,7 +55,7 @@ BELOW = {
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory message_types metrics page peers pool "
     "transports",
-    "attach": "_native cache control directory errors limited_log memory metrics page transports",
+    "attach": "_native cache config control directory errors limited_log memory metrics page transports",
     "keeper": "attach descriptors errors limited_log transports",
     "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
