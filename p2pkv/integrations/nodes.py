@@ -17,6 +17,7 @@ from typing import Any
 
 from p2pkv import _native
 from p2pkv.address import is_loopback, split_address
+from p2pkv.attach.auto import decided
 from p2pkv.config import Config
 from p2pkv.errors import ControlError
 from p2pkv.node import Node
@@ -43,6 +44,7 @@ class EngineNodes:
 
         Raises the errors of :meth:`~p2pkv.node.Node.start`, and leaves nothing running then.
         """
+        config = decided(config)
         if not config.attach:
             node = start_node(config)
             return cls(node, node)
@@ -85,6 +87,7 @@ def member_beside(config: Config) -> Config:
     Without any it joins the host's node, by the address that the node says, and listens beside it unless ``listen``
     was set, which stays as it is. Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
     """
+    config = decided(config)
     if not config.attach:
         return config
     node, cluster = _node_at(config.attach_path)

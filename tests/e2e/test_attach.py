@@ -140,6 +140,27 @@ def test_a_node_that_engines_attach_to_is_not_attached_itself(path: str) -> None
     assert "p2pkv node is what engines attach to, and can't be attached itself" in done.stderr
 
 
+def test_engines_find_their_node_by_themselves_and_are_nodes_where_there_is_none(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv(
+        "XDG_RUNTIME_DIR", str(tmp_path / "run")
+    )  # which processes have that are started from here on
+    alone = engine(cluster, "auto", "alone")
+    owner = host(cluster, "auto")
+    cluster.meet(owner, alone)
+    first = engine(cluster, "auto")
+    assert all(first.call("publish", keys=KEYS, nbytes=65536))
+    first.kill()
+    for node in (engine(cluster, "auto", "second"), alone, owner):
+        all_are_fetched(node, KEYS, 65536)
+    assert owner.call("counters")["p2pkv_attach_stored_pages_total"] == len(KEYS)
+    assert {member["node_id"] for member in alone.call("members")} == {"host", "alone"}
+    owner.kill()
+    assert engine(cluster, "auto", "third").call("counters")["p2pkv_pool_pages"] == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused_even_where_the_files_let_him_in(cluster: Cluster) -> None:
     with tempfile.TemporaryDirectory(prefix="p2pkv-") as folder:  # those of pytest are closed to others

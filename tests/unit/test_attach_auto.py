@@ -19,6 +19,9 @@ import pytest
 from p2pkv import Config, Node
 from p2pkv.attach import auto
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.nodes import EngineNodes, member_beside
+from p2pkv.integrations.sglang.pd.settings import pd_config
+from p2pkv.testing.ports import free_port
 from tenancy import Secrets
 from tenancy import settings as tenant_settings
 
@@ -264,3 +267,23 @@ def test_settings_of_the_hosts_node_are_refused_before_anybody_is_looked_for() -
         Config(attach="automatic")
     config = Config(attach="unix:/run/p2pkv/host")
     assert auto.decided(config) is config
+
+
+def test_what_an_engine_needs_beside_it_follows_what_was_found(tmp_path: Path) -> None:
+    config = Config(node_id="engine", pool_size="1MiB", attach="auto")
+    alone = EngineNodes.start(config, Node.start, has_pages=True)
+    assert alone.each == (alone.member,)
+    alone.close()
+    environ = {"P2PKV_ATTACH": "auto", "P2PKV_JOIN": f"127.0.0.1:{free_port()}"}
+    assert pd_config("127.0.0.1", 1, index=0, environ=environ).attach == ""
+    with host() as node:
+        assert member_beside(config).join_addresses == (node.address,)
+        both = EngineNodes.start(config, Node.start, has_pages=True)
+        try:
+            assert [each.node_id for each in both.each] == ["engine", "engine-pages"]
+            assert is_attached(both.cache)
+            assert {member.node_id for member in both.member.members()} == {"host", "engine"}
+        finally:
+            both.close()
+        environ = {"P2PKV_ATTACH": "auto"}
+        assert pd_config("127.0.0.1", 1, index=0, environ=environ).join_addresses == (node.address,)

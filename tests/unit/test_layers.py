@@ -69,8 +69,8 @@ BELOW = {
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control directory errors message_types",
-    "integrations": "_native address config errors instances limited_log memory message_types metrics node offers page "
-    "recompute tracing transfers",
+    "integrations": "_native address attach config errors instances limited_log memory message_types metrics node "
+    "offers page recompute tracing transfers",
     "cli": "_native address cache config control descriptors directory disk errors explain instances keeper kv_events "
     "memory node store_url transports",
     "__main__": "cli",

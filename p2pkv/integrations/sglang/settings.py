@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2pkv.attach.auto import decided
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.engine import numbered
@@ -127,7 +128,7 @@ def node_config(offered: object, rank: Rank) -> Config:
             "tp_lcm_size splits pages by their heads, which p2pkv does in SGLang's host pool only; "
             "add interface_v1: 1 to the extra configuration"
         )
-    config = Config.load(settings, host_keys=HOST_KEYS)
+    config = decided(Config.load(settings, host_keys=HOST_KEYS))
     if config.deadline > MAX_DEADLINE_S:
         raise ConfigError(
             f"deadline is {config.deadline} s, but SGLang waits 10 s at most for its storage threads; "

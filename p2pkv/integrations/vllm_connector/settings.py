@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2pkv.attach.auto import decided
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
 from p2pkv.instances.announcing import described
@@ -68,6 +69,8 @@ class Instance:
 
     config: Config
     """The settings as given; :meth:`worker_config` and :meth:`scheduler_config` make a process's own of them."""
+    may_attach: bool
+    """Whether processes of this instance may be attached; with ``auto`` each of them has looked for itself."""
     is_producer: bool
     is_consumer: bool
     reads_prefixes: bool
@@ -117,7 +120,8 @@ class Instance:
                 )
         groups = read_groups(kv_cache_config)
         given = transfer.kv_connector_extra_config or {}
-        config = Config.load(given, host_keys=OWN_KEYS)
+        asked = Config.load(given, host_keys=OWN_KEYS)
+        config = decided(asked)
         wants_prefixes = _flag(given, "share_prefixes") and _can_share_prefixes(
             vllm_config, groups, _hash_size(kv_cache_config, groups)
         )
@@ -132,6 +136,7 @@ class Instance:
         identity = _identity(vllm_config, kv_cache_config, groups)
         return cls(
             config=config,
+            may_attach=bool(asked.attach),
             is_producer=transfer.is_kv_producer,
             is_consumer=transfer.is_kv_consumer,
             reads_prefixes=wants_prefixes and transfer.is_kv_consumer and recomputes,
@@ -169,7 +174,7 @@ class Instance:
             )
         elif self.tells_events and not config.kv_events and not config.attach:
             config = dataclasses.replace(config, kv_events=OWN_EVENTS)
-        return _numbered(config, self.first_index + rank)
+        return self._numbered(config, self.first_index + rank)
 
     def scheduler_config(self, namespace: str) -> Config:
         """Return the settings of the scheduler's node, which looks pages up and holds none."""
@@ -185,15 +190,14 @@ class Instance:
             kv_events_replay="",
             indexer="",
         )
-        return _numbered(config, self.first_index + self.world_size)
+        return self._numbered(config, self.first_index + self.world_size)
 
-
-def _numbered(config: Config, index: int) -> Config:
-    """Return the settings of process ``index``; attached, each may have two nodes, and takes two ports of metrics."""
-    own = numbered(config, index, tag="-")
-    if not config.attach:
-        return own
-    return dataclasses.replace(own, metrics_port=config.metrics_port and config.metrics_port + 2 * index)
+    def _numbered(self, config: Config, index: int) -> Config:
+        """Return the settings of process ``index``; attached, it may have two nodes, and takes two ports of metrics."""
+        own = numbered(config, index, tag="-")
+        if not self.may_attach:
+            return own
+        return dataclasses.replace(own, metrics_port=config.metrics_port and config.metrics_port + 2 * index)
 
 
 def _identity(vllm_config: Any, kv_cache_config: Any, groups: Groups) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pkv.attach.auto import decided
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.boundary import Boundary, guarded
@@ -64,7 +65,7 @@ class P2PKVTier(TierBase):
         if chunks.ndim != 2 or not chunks.flags.c_contiguous:
             raise ConfigError(f"vLLM's host memory is no rows of chunks, but {chunks.shape} {chunks.strides}")
         self._address, self._chunk_nbytes = chunks.ctypes.data, int(chunks.strides[0])
-        config = Config.load(settings, host_keys=_HOST_KEYS)
+        config = decided(Config.load(settings, host_keys=_HOST_KEYS))
         name = namespace(offloading_spec.config, config.namespace, self._chunk_nbytes)
         index = offloading_spec.config.parallel.data_parallel_index
         tells_events = offloading_spec.kv_events_config.enable_kv_cache_events
