@@ -47,6 +47,10 @@ def bench(
     processes: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Node processes of the suite processes, such as 16,64.")
     ] = "",
+    kept: Annotated[
+        str,
+        typer.Option(metavar="NUMBERS", help="Pages a keeper has, of the suite lives, such as 1000,1000000."),
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; one more warms up.")] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON a row instead of tables.")
@@ -74,6 +78,7 @@ def bench(
         batches=numbers_of("--batches", batches) or chosen.batches,
         threads=numbers_of("--threads", threads) or chosen.threads,
         processes=numbers_of("--processes", processes) or chosen.processes,
+        kept=numbers_of("--kept", kept, most=100_000_000) or chosen.kept,
     )
     about = machine.describe()
     began = time.monotonic()

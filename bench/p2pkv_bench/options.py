@@ -16,11 +16,11 @@ def names_of(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(_parts(text))
 
 
-def numbers_of(option: str, text: str) -> tuple[int, ...]:
-    """Return the numbers in ``text``, from 1 to 4096 each."""
+def numbers_of(option: str, text: str, *, most: int = 4096) -> tuple[int, ...]:
+    """Return the numbers in ``text``, from 1 to ``most`` each."""
     for part in _parts(text):
-        if not part.isdecimal() or not 1 <= int(part) <= 4096:
-            raise ConfigError(f"{option} takes numbers from 1 to 4096, not {part!r}")
+        if not part.isdecimal() or not 1 <= int(part) <= most:
+            raise ConfigError(f"{option} takes numbers from 1 to {most}, not {part!r}")
     return tuple(int(part) for part in _parts(text))
 
 

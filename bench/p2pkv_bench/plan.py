@@ -26,12 +26,13 @@ SUITES = (
         "hot",
         "spread",
         "processes",
+        "lives",
     ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}
 """Left out of a quick run."""
-NAMED = frozenset({"processes"})
-"""Run only where they are asked for by name: 64 processes want a machine of their own."""
+NAMED = frozenset({"processes", "lives"})
+"""Run only where they are asked for by name: 64 processes want a machine of their own, a million pages its memory."""
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
@@ -52,6 +53,8 @@ class Plan:
     threads: tuple[int, ...] = THREADS
     processes: tuple[int, ...] = (64,)
     """How many node processes the suite of that name starts, one size after another."""
+    kept: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    """How many pages a keeper has of a node that is killed, one number after another."""
     rounds: int = 5
     round_nbytes: int = 64 * MIB
     """What one contestant moves in one round, at least a call a thread."""

@@ -14,6 +14,7 @@ from p2pkv_bench import (
     fetch,
     hot,
     indexer,
+    lives,
     native_clients,
     overhead,
     processes,
@@ -61,6 +62,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "hot": hot.rows,
     "spread": spread.rows,
     "processes": processes.rows,
+    "lives": lives.rows,
 }
 
 

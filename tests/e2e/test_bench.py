@@ -115,3 +115,18 @@ def test_a_cluster_of_processes_says_what_it_holds_and_what_comes_and_goes_costs
     assert rows["all see one that joins after"]["median"] > 0
     assert rows["all know of a kill after"]["median"] > 0
     assert rows["descriptors a process"]["high"] < 500
+
+
+def test_lives_end_and_every_page_is_found_again() -> None:
+    options = ["lives", "--kept", "2000", "--rounds", "1", "--json"]
+    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=500, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = {row["case"]: row["value"]["median"] for row in map(json.loads, result.stdout.splitlines())}
+    for where in ("on its own host", "from another host"):
+        assert rows[f"an engine is killed while it publishes: found {where} in the end"] >= 99.0
+    for node in ("the host's node is killed", "the host's node is killed, a keeper has 2,000 pages"):
+        assert rows[f"{node}: another host's pages that engines find meanwhile"] >= 99.0
+        assert rows[f"{node}: calls of an engine meanwhile"] > 0
+        assert 0 <= rows[f"{node}: engines publish again after"] < 60
+    assert rows[f"{node}: local pages that engines find meanwhile"] >= 99.0
+    assert rows[f"{node}: another host finds all of its pages, since it listens, after"] >= 0
