@@ -186,7 +186,7 @@ bool Folder::lock(std::string* error) {
     *error = "cannot open " + path + ": " + std::strerror(-fd.get());
     return false;
   }
-  struct flock whole {};
+  struct flock whole{};
   whole.l_type = F_WRLCK;
   whole.l_whence = SEEK_SET;
   if (fcntl(fd.get(), F_SETLK, &whole) < 0) {
