@@ -13,7 +13,7 @@ seconds that the last call returned have passed, ``announcer.tell_changed(idle=0
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,11 @@ class SimulatedControl:
             body=request.body,
             n_holders=request.n_holders,
         )
-        return unpack_reply(shard.answer(message, boot), request.kind, 1)
+        return unpack_reply(self._exchange(shard, boot, request, message), request.kind, 1)
+
+    def _exchange(self, shard: _native.Shard, boot: int, request: Request, message: bytes) -> bytes:
+        """Return what the shard says to the message that ``request`` has become; here whoever counts has a look."""
+        return shard.answer(message, boot)
 
 
 class SimulatedAnswers:
@@ -75,7 +79,7 @@ class SimulatedAnswers:
     ) -> None:
         self._clock = clock
         self._answer = answer
-        self._come: list[tuple[int, Reply]] = []
+        self._coming: deque[tuple[float, int, Reply]] = deque()
         self._n_silent = 0
         for index, request in enumerate(requests):
             self.ask_instead(index, request)
@@ -86,26 +90,27 @@ class SimulatedAnswers:
         if reply is None:
             self._n_silent += 1
         else:
-            self._come.append((index, reply))
+            self._coming.append((self._clock.now + LATENCY, index, reply))
 
     def next(self, timeout: float) -> tuple[int, Reply] | None:
-        """Return an answer, or let ``timeout`` pass."""
-        if self._come:
-            self._clock.now += min(timeout, LATENCY)
-            return self._come.pop(0) if timeout >= LATENCY else None
+        """Return an answer, or let ``timeout`` pass; those that were asked at once answer at once."""
+        if self._coming:
+            wait = max(0.0, self._coming[0][0] - self._clock.now)
+            self._clock.now += min(max(timeout, 0.0), wait)
+            return self._coming.popleft()[1:] if timeout >= wait else None
         if self._n_silent:
             self._clock.now += max(timeout, 0.0)
         return None
 
     def are_pending(self) -> bool:
         """Whether some request has not been answered."""
-        return bool(self._come) or self._n_silent > 0
+        return bool(self._coming) or self._n_silent > 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._come.clear()
+        self._coming.clear()
 
 
 class NoChannels:

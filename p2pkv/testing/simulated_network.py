@@ -80,8 +80,11 @@ class SimulatedNetwork:
         """Each of the next probes takes this many seconds, and its replies are found too late."""
         self.n_sent = 0
         """Messages, probes included."""
+        self.n_probes = 0
         self.nbytes_sent = 0
         """Of views and news."""
+        self.nbytes_answered = 0
+        """Of the views that this node has answered exchanges with."""
         self._identity: tuple[int, int] | None = None
         self._blob = b""
         self._digest = 0
@@ -110,6 +113,7 @@ class SimulatedNetwork:
         if self.late_probes:
             self.clock.now += self.late_probes.pop(0)
             return [None] * len(addresses)
+        self.n_probes += len(addresses)
         peers = self._answering(addresses, timeout, late=self._late_reply)
         return [None if peer is None else peer.reply() for peer in peers]
 
@@ -117,6 +121,9 @@ class SimulatedNetwork:
         """Exchange views with all; takes ``timeout`` of virtual time if one is silent."""
         blobs = [blob] * len(addresses)
         peers = self._answering(addresses, timeout, blobs, late=self._late_view)
+        for peer in peers:
+            if peer is not None:
+                peer.nbytes_answered += len(peer._blob)
         return [None if peer is None else peer._blob for peer in peers]
 
     def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
