@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
@@ -45,6 +45,11 @@ _GATHER_S = 0.01
 """How long evictions are gathered before the directory is told; until then they cost their readers a miss."""
 _PAUSE_S = 0.005
 """Between two batches of a repair: 200,000 entries a second at most, so that a change of view is no storm."""
+_MOST_LISTED = 8 * _BATCH
+"""Pages that one step looks at to find a batch of those that moved: where these are few, as in a large cluster, owners
+would else be asked to take a page or two at a time."""
+_FULL = _BATCH * 3 // 4
+"""Pages that are a batch by then, since ever fewer are looked at as it fills."""
 _IDLE_S = 0.5
 _MOST_RINGS = 16
 """That pages were put by and the announcer has not caught up with; beyond it everything is put again."""
@@ -58,7 +63,7 @@ _CHECK_PAUSE_S = 0.01
 """At least between two of these batches, however many pages there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pass:
     """One pass over all pages, to put again what somebody lacks."""
 
@@ -66,6 +71,29 @@ class _Pass:
     before: tuple[Ring, ...]
     now: Ring
     everything: bool
+    gathered: list[tuple[Keys, Locations]] = field(default_factory=list)
+    """Chosen, and not put yet."""
+    sequence: int = 0
+    """Drawn before the first of them was looked at."""
+
+    def gather(self) -> tuple[Keys, Locations] | None:
+        """Choose of the next pages about a batch; return all that is gathered, None if that is nothing."""
+        n_listed = 0
+        while not self.listing.is_over and n_listed < _MOST_LISTED:
+            n_gathered = sum(len(keys) for keys, _ in self.gathered)
+            if n_gathered >= _FULL:
+                break
+            keys, locations = self.listing.batch(_BATCH - n_gathered)
+            n_listed += _BATCH - n_gathered
+            chosen = self.chooses(keys)
+            if chosen.any():
+                self.gathered.append((keys[chosen], locations[chosen]))
+        if not self.gathered:
+            return None
+        return (
+            np.concatenate([keys for keys, _ in self.gathered]),
+            np.concatenate([locations for _, locations in self.gathered]),
+        )
 
     def chooses(self, keys: Keys) -> NDArray[np.bool_]:
         """Return a mask ``(n,)`` of the pages that may not be known to all their owners."""
@@ -293,12 +321,14 @@ class Announcer(Resource):
         return _Pass(Listing(self._pool, self._tier), before, now, everything)
 
     def _advance(self, lacking: _Pass) -> None:
-        sequence = self._directory.next_sequence()
-        keys, locations = lacking.listing.batch(_BATCH)
-        chosen = lacking.chooses(keys)
-        if chosen.any():
-            self._directory.put(keys[chosen], locations[chosen], self._deadline(), sequence=sequence)
-            self._metrics.reannounced_pages.inc(int(chosen.sum()))
+        if not lacking.gathered:
+            lacking.sequence = self._directory.next_sequence()
+        batch = lacking.gather()
+        if batch is not None:
+            keys, locations = batch
+            self._directory.put(keys, locations, self._deadline(), sequence=lacking.sequence)
+            self._metrics.reannounced_pages.inc(len(keys))
+            lacking.gathered.clear()
         if lacking.listing.is_over:
             with self._lock:
                 self._rings = self._rings[len(lacking.before) :]

@@ -18,6 +18,7 @@ from p2pkv.testing.simulated_directory import NoChannels, SimulatedControl
 from p2pkv.testing.simulated_network import SimulatedClock
 
 NBYTES = 4096
+POOL_NBYTES = 4 << 20
 BOOT = 1_000
 
 
@@ -30,7 +31,9 @@ class DirectoryNode:
         self.clock = SimulatedClock(nodes.now)
         self.shard = _native.Shard(1 << 16)
         self.shard.set_time(int(nodes.now))
-        self.pool = Pool(4 << 20, owner=node_key(node_id), boot=BOOT)
+        self._page = np.zeros((1, nodes.page_nbytes), np.uint8)
+        granule = min(NBYTES, nodes.page_nbytes)
+        self.pool = Pool(POOL_NBYTES, owner=node_key(node_id), boot=BOOT, granule=granule)
         self.metrics = Metrics()
         self.control = SimulatedControl(nodes.reach, self.clock)
         self.directory = DirectoryClient(
@@ -56,7 +59,7 @@ class DirectoryNode:
 
     def publish_keys(self, keys: Keys) -> None:
         """Publish pages under these keys."""
-        memory = np.zeros((len(keys), NBYTES), np.uint8)
+        memory = np.repeat(self._page, len(keys), axis=0)
         told = self.directory.publish(self.pool, keys, row_pieces(memory), self.clock.now + 5.0)
         assert told.is_told.all()
 
@@ -79,8 +82,10 @@ class DirectoryNode:
 class DirectoryNodes:
     """Moves time for all of them; who is stopped neither answers nor runs."""
 
-    def __init__(self, *node_ids: str) -> None:
+    def __init__(self, *node_ids: str, page_nbytes: int = NBYTES) -> None:
+        """``page_nbytes`` is what a published page has; smaller ones are more in the same pool."""
         self.now = 1000.0
+        self.page_nbytes = page_nbytes
         self.nodes: dict[str, DirectoryNode] = {}
         for node_id in node_ids:
             self.nodes[node_id] = DirectoryNode(self, node_id)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from p2pkv.control.wire import Kind
@@ -26,8 +27,8 @@ def n_mended(node: DirectoryNode) -> float:
 def start() -> Iterator[Callable[..., DirectoryNodes]]:
     started: list[DirectoryNodes] = []
 
-    def start(*node_ids: str) -> DirectoryNodes:
-        started.append(DirectoryNodes(*node_ids))
+    def start(*node_ids: str, **options: int) -> DirectoryNodes:
+        started.append(DirectoryNodes(*node_ids, **options))
         return started[-1]
 
     yield start
@@ -44,6 +45,23 @@ def test_what_moved_to_a_newcomer_is_put_there(start: Callable[..., DirectoryNod
     moved = int((nodes.nodes["c"].directory.ring.owners(keys) == 2).any(axis=1).sum())
     assert moved > N // 4
     assert int(nodes.nodes["c"].shard.get(keys)[0].sum()) == moved
+
+
+def test_what_moved_is_put_in_few_requests_though_it_is_little_of_all(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    ids = [f"n{i:02}" for i in range(17)]
+    nodes = start(*ids, page_nbytes=64)
+    nodes.set_view(*ids[:-1])
+    first, newcomer = nodes.nodes[ids[0]], nodes.nodes[ids[-1]]
+    keys = np.concatenate([first.publish(1024) for _ in range(8)])
+    nodes.run(10.0)
+    before = first.control.n_requests
+    nodes.set_view(*ids)
+    nodes.run(1.0)
+    is_its = (first.directory.ring.owners(keys) == ids.index(newcomer.member.node_id)).any(axis=1)
+    assert int(newcomer.shard.get(keys)[0].sum()) == int(is_its.sum()) > 512
+    assert first.control.n_requests - before < 3 * len(ids)  # in batches of all pages it would be 8 of each
 
 
 def test_what_is_taken_back_while_newcomers_settle_is_found_nowhere(
