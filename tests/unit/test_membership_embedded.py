@@ -326,6 +326,18 @@ def test_a_change_costs_what_changed_and_not_the_whole_view(cluster):
     assert told / 23 < 3 * whole
 
 
+def test_a_leave_costs_nobodys_whole_view(cluster):
+    nodes = cluster.start_many(24)
+    cluster.run(6)  # what was news is none any more
+    answered = [node.network.nbytes_answered for node in nodes]
+    leaver = nodes[7]
+    leaver.engine.close()
+    cluster.kill(leaver)
+    cluster.run(3)
+    assert cluster.agree()
+    assert [node.network.nbytes_answered for node in nodes] == answered
+
+
 @pytest.mark.parametrize("has_rival", [True, False])
 def test_a_node_started_again_alone_with_its_clock_set_back_goes_on(cluster, has_rival):
     holder = cluster.start("n0", "h0:7000", join=["h0:7000"])

@@ -228,4 +228,5 @@ class EnteringMembership(ProbingMembership):
         self._serve(roster)
         if peers:
             blob = self._messages.news([roster.own])
-            self._network.exchange(peers, blob, self._timing.leave_timeout)
+            # told, not exchanged: each of them would answer with its whole view
+            self._network.tell([(address, blob) for address in peers], self._timing.leave_timeout)
