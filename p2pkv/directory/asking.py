@@ -194,7 +194,8 @@ class Owners:
         meanwhile: Callable[[], None],
     ) -> None:
         ask = question.ask
-        asks = [(index, owner, n) for index, (owner, n) in enumerate(ask.asks()) if owner in set(others)]
+        is_other = set(others)
+        asks = [(index, owner, n) for index, (owner, n) in enumerate(ask.asks()) if owner in is_other]
         requests = [self._request(route, question, *each) for each in asks]
         patience = self._clock.monotonic() + SILENT_OWNER_S
         pending = {index for index, _, _ in asks}
