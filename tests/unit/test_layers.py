@@ -79,7 +79,7 @@ ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "dire
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""
 BENCH = ROOT / "bench/p2pkv_bench"
 BELOW_BENCH = (
-    "_native cache config control directory disk errors exposition indexer memory node offers "
+    "_native cache config control directory disk errors exposition indexer memory metrics node offers "
     "page parts pool testing transfers transports values"
 )
 
