@@ -51,6 +51,12 @@ def bench(
         str,
         typer.Option(metavar="NUMBERS", help="Pages a keeper has, of the suite lives, such as 1000,1000000."),
     ] = "",
+    members: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Members of the suites fabric and news, such as 100,1000.")
+    ] = "",
+    published: Annotated[
+        int, typer.Option(min=1, help="Pages that the members of the suite fabric have together.")
+    ] = plan.PUBLISHED,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; one more warms up.")] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON a row instead of tables.")
@@ -79,6 +85,8 @@ def bench(
         threads=numbers_of("--threads", threads) or chosen.threads,
         processes=numbers_of("--processes", processes) or chosen.processes,
         kept=numbers_of("--kept", kept, most=100_000_000) or chosen.kept,
+        members=numbers_of("--members", members) or chosen.members,
+        published=published,
     )
     about = machine.describe()
     began = time.monotonic()

@@ -27,16 +27,20 @@ SUITES = (
         "spread",
         "processes",
         "lives",
+        "fabric",
+        "news",
     ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}
 """Left out of a quick run."""
-NAMED = frozenset({"processes", "lives"})
-"""Run only where they are asked for by name: 64 processes want a machine of their own, a million pages its memory."""
+NAMED = frozenset({"processes", "lives", "fabric", "news"})
+"""Run only where they are asked for by name: 64 processes want a machine of their own, a million pages and 1,000 members
+its memory."""
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
 THREADS = (1, 4)
+PUBLISHED = 10_000_000
 _MOST_AT_ONCE = 256 * MIB
 
 
@@ -55,6 +59,10 @@ class Plan:
     """How many node processes the suite of that name starts, one size after another."""
     kept: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     """How many pages a keeper has of a node that is killed, one number after another."""
+    members: tuple[int, ...] = (1000,)
+    """How many members the suites ``fabric`` and ``news`` have, one size after another."""
+    published: int = PUBLISHED
+    """Pages that the members of ``fabric`` have together."""
     rounds: int = 5
     round_nbytes: int = 64 * MIB
     """What one contestant moves in one round, at least a call a thread."""

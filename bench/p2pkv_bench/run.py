@@ -11,11 +11,13 @@ from p2pkv_bench import (
     copies,
     disk,
     exists,
+    fabric,
     fetch,
     hot,
     indexer,
     lives,
     native_clients,
+    news,
     overhead,
     processes,
     publish,
@@ -63,6 +65,8 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "spread": spread.rows,
     "processes": processes.rows,
     "lives": lives.rows,
+    "fabric": fabric.rows,
+    "news": news.rows,
 }
 
 
