@@ -34,9 +34,7 @@ SUITES = (
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}
 """Left out of a quick run."""
 NAMED = frozenset({"processes", "lives", "fabric", "news"})
-"""Run only where they are asked for by name: 64 processes want a machine of their own, a million pages and members by the
-thousand
-its memory."""
+"""Run only where they are asked for by name: 64 processes, a million pages and 1,000 members want a machine."""
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
