@@ -89,11 +89,14 @@ def _instances() -> Iterator[Finding]:
     """Say what a GPU that is divided can't do, by NVIDIA's guide of MIG."""
     for instance in filter(None, _native.cuda_mig_instances()):
         says = (
-            f"{instance} is an instance of a GPU: CUDA IPC leads to no other instance, so that with cuda_ipc rows for "
-            "those go through host memory; NVIDIA does not support NCCL there"
+            f"{instance} is an instance of a GPU: CUDA IPC leads to no other instance, so that rows for those go "
+            "through host memory; NVIDIA does not support NCCL there"
         )
         yield Finding(
-            Verdict.NOTE, "MIG", says, "name cuda_ipc for processes of one GPU instance, and not nccl"
+            Verdict.NOTE,
+            "MIG",
+            says,
+            "name the transport by CUDA IPC for processes of one instance, and not NCCL's",
         )
 
 
