@@ -177,6 +177,18 @@ TEST(owner_lives_who_is_away_is_not_waited_for_where_there_is_no_room) {
   CHECK(shard.stats().entries > 0u);
 }
 
+TEST(owner_lives_a_put_between_two_takings_back_does_not_come_back) {
+  Shard shard(1 << 12);
+  shard.set_view({{kOwner, 5, 5}});
+  put(shard, 5, 1);
+  drop(shard, 5, 2);
+  drop(shard, 5, 4);
+  put(shard, 5, 3);  // late
+  CHECK_EQ(boot_of(shard), 0u);
+  put(shard, 5, 5);
+  CHECK_EQ(boot_of(shard), 5u);
+}
+
 TEST(owner_lives_the_life_before_takes_nothing_back_of_its_successor) {
   Shard shard(1 << 12);
   shard.set_view({{kOwner, 9, 5}});

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 _DECIDE_S = 5.0
 """How long an engine looks for a node altogether; one that is stopped, or has another secret, is silent for so long."""
 _SECRET_S = 2.0
+_VISIT_S = 1.0
 """How long a node may take to answer who has its secret, of that: a handshake and a question, on a busy machine."""
 _GIVEN = "host"
 """What nodes' sockets are called in the manifests and in the documentation."""
@@ -62,7 +63,7 @@ def decided(config: Config) -> Config:
 def _listening_path(config: Config) -> Path:
     keys = cluster_keys(config.secret_file, config.accepted_secret_files)
     for folder in _folders():
-        if _is_own(folder) or (not folder.exists() and _is_own(folder.parent)):
+        if _is_own(folder) or (not os.path.lexists(folder) and _is_own(folder.parent)):
             return folder / _name_for(keys)
     raise ConfigError(
         f"attach_listen is {AUTO!r}, and none of the folders for that is there, or can be made, "
@@ -164,7 +165,7 @@ class _Search(Resource):
         if not self._left:
             return "nobody was asked there, since the time was over"
         try:
-            address, cluster, n_places = _native.visit_attach_host(str(path), self._left)
+            address, cluster, n_places = _native.visit_attach_host(str(path), min(_VISIT_S, self._left))
         except RuntimeError as error:
             return str(error) if _has_listener(path) else ""
         if not n_places:

@@ -86,6 +86,8 @@ class Sources:
         self._n_sleeps = 0
         self._n_answered = 0
         """How often in a row all sources have answered since this process slept last."""
+        self._slept_when_heard: dict[int, int] = {}
+        """How often it had slept when each source was asked what it has answered last."""
 
     def follow(self, ids: Keys, locations: Locations, deadline: float) -> dict[int, Word]:
         """Have the owners of these pages tell this node what they take back; return their answers by node key.
@@ -105,9 +107,10 @@ class Sources:
             owners.append(owner)
             requests.append(self._request(member, pages.tobytes(), len(pages)))
         words = {}
+        n_sleeps = self._epochs.n_sleeps
         with self._client.send(requests) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
-                word = self._take(owners[index], reply, requests[index].count)
+                word = self._take(owners[index], reply, requests[index].count, n_sleeps)
                 if word is not None:
                     words[owners[index]] = word
         return words
@@ -124,8 +127,12 @@ class Sources:
         n_answered = 0
         with self._client.send([self._request(members[source], b"", 0) for source in present]) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
-                n_answered += self._take(present[index], reply, 0) is not None
-        self._note_polled(n_sleeps, is_whole=n_answered == len(sources), has_guests=bool(sources))
+                n_answered += self._take(present[index], reply, 0, n_sleeps) is not None
+        # what goes is no source's any more, and is there until it has gone
+        is_going = self._native.is_going()
+        is_whole = n_answered == len(sources) and not is_going
+        self._note_polled(n_sleeps, is_whole=is_whole, has_guests=bool(sources) or is_going)
+        self._slept_when_heard = {key: n for key, n in self._slept_when_heard.items() if key in sources}
         return len(sources)
 
     def _note_polled(self, n_sleeps: int, *, is_whole: bool, has_guests: bool) -> None:
@@ -139,11 +146,14 @@ class Sources:
         body = U64.pack(self._own_key) + pages
         return Request(member.address, Kind.FOLLOW, body, count=n_pages, boot=member.boot_epoch)
 
-    def _take(self, source: int, reply: Reply, n_pages: int) -> Word | None:
+    def _take(self, source: int, reply: Reply, n_pages: int, n_sleeps: int) -> Word | None:
+        """Take an answer that was asked for when this process had slept ``n_sleeps`` times."""
         if not reply.ok or len(reply.body) != TAKEN_BACK.size + n_pages:
             return None
         log, number = TAKEN_BACK.unpack_from(reply.body)
-        self._native.followed(source, log, number)
+        has_slept = self._slept_when_heard.get(source, n_sleeps) != n_sleeps
+        self._native.followed(source, log, number, has_slept)
+        self._slept_when_heard[source] = n_sleeps
         return Word(log, number, np.frombuffer(reply.body, np.uint8, offset=TAKEN_BACK.size).astype(bool))
 
 

@@ -139,7 +139,9 @@ class Announcer(Resource):
         # Used by the telling thread only: the tier had more to tell than was taken.
         self._is_behind = False
         self.on_announced: Callable[[], None] = lambda: None
-        """Called by the announcing thread when every page has been put again, as :meth:`owe_everything` asks for."""
+        """Called by the announcing thread when every page has been put again, as :meth:`owe_everything` asks for: with
+        all who own entries, of whom there are others than this node."""
+        self._is_announced = False  # by a pass, which leaves debts
         # Used by the announcing thread only.
         self._pass: _Pass | None = None
         self._mending: tuple[Due, Listing] | None = None  # of all that one node owns
@@ -301,12 +303,20 @@ class Announcer(Resource):
         if due is not None:
             self._pay(due)
             return _PAUSE_S
+        self._say_announced()
         if now >= self._next_check:
             self._check()
         with self._lock:
             owed = self._owed.next_due()
         soon = min(self._next_check, now + _IDLE_S if owed is None else owed)
         return max(_PAUSE_S, min(soon - self._clock.monotonic(), _IDLE_S))
+
+    def _say_announced(self) -> None:
+        with self._lock:
+            is_owed = self._all_owed or self._owed.next_due() is not None
+        if self._is_announced and not is_owed and len(self._directory.ring.members) > 1:
+            self._is_announced = False
+            self.on_announced()
 
     def _next_pass(self) -> _Pass | None:
         now = self._directory.ring
@@ -333,8 +343,7 @@ class Announcer(Resource):
             with self._lock:
                 self._rings = self._rings[len(lacking.before) :]
             self._pass = None
-            if lacking.everything:
-                self.on_announced()
+            self._is_announced |= lacking.everything
 
     def _pay(self, due: Due) -> None:
         """Give an owner what it has missed: some keys, or all that is its own."""

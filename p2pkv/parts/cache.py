@@ -180,8 +180,8 @@ class CacheParts:
         if self.kept.has_adopted:
             self.announcer.on_announced = self._settle
             self.announcer.owe_everything()
-        self.announcer.start()
         self.directory.on_missed = self.announcer.owe
+        self.announcer.start()
         self.working_set = WorkingSetWatch(
             self._metrics.working_set, self.pool, self.figures.published_and_found
         )

@@ -141,6 +141,15 @@ def test_guests_of_an_earlier_run_stay_if_the_next_has_taken_nothing_back(
     assert holder.there() == [stay] * 4
 
 
+def test_guests_of_an_earlier_run_go_if_this_process_has_slept_since_that_answered_last(
+    holder: Holder,
+) -> None:
+    holder.guests.followed(SOURCE, LOG, 5)
+    assert holder.store(5) == STORED
+    holder.guests.followed(SOURCE, LOG + 1, 0, has_slept=True)
+    assert holder.there() == [0, 0, 0, 0]
+
+
 def test_a_word_of_another_run_costs_all_guests(holder: Holder) -> None:
     holder.guests.followed(SOURCE, LOG, 5)
     assert holder.store(5) == STORED

@@ -10,9 +10,10 @@ import pytest
 
 from p2pkv.directory.membership.base import Claim, Identity, KeptBoots, Network, ProbeReply
 from p2pkv.directory.membership.entry import claim_boot_epoch
+from p2pkv.directory.membership.probing import _differ
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.timing import SystemClock, Timing
-from p2pkv.directory.view import Member, Report, State, decode, encode, flaw, node_key
+from p2pkv.directory.view import Member, Report, State, View, decode, encode, flaw, node_key
 
 OTHER = Member("b", 9, "10.0.0.2:7000", kept_since=5)
 BURIAL_S = 600.0
@@ -84,6 +85,27 @@ def test_a_node_that_goes_on_under_another_boot_has_that_one_only() -> None:
     assert unkept.own.kept_since == 0
 
 
+def test_a_node_that_has_settled_hears_that_it_was_taken_for_dead_before() -> None:
+    roster = roster_of(OTHER)
+    roster.settle()
+    dead = replace(OTHER, state=State.DEAD)
+    for is_news in (True, False):
+        roster.was_dead = False
+        roster.take(dead, now=0.0, is_proven=lambda _: False)
+        assert (roster.was_dead, roster.own.incarnation) == (is_news, 1)
+
+
+def test_what_is_known_of_the_boots_of_members_is_a_change_that_digests_do_not_show() -> None:
+    dead = replace(OTHER, state=State.DEAD)
+    for old, new in ((OTHER, replace(OTHER, kept_since=0)), (dead, replace(dead, kept_since=0))):
+        assert View([old]).digest == View([new]).digest
+        assert _differ(View([old]), View([new]))
+        assert not _differ(View([old]), View([old]))
+    assert _differ(View([dead]), View())  # it is waited for no more
+    unkept = replace(dead, kept_since=0)
+    assert not _differ(View([unkept]), View())
+
+
 class Probed:
     """A network where one boot of the node answers, or nobody does."""
 
@@ -115,7 +137,10 @@ def test_the_boot_that_had_the_memory_last_is_not_waited_for() -> None:
     assert claim(network, kept, OTHER).kept_since == 5
     assert claim(network, None, OTHER).kept_since == 0
     assert claim(network, kept, replace(OTHER, boot_epoch=8)).kept_since == 5
-    assert network.timeouts == [timing.ended_timeout, timing.duplicate_timeout, timing.duplicate_timeout]
+    namesakes = [OTHER, replace(OTHER, boot_epoch=11)]  # one of which may have the address now
+    for records in (namesakes, namesakes[::-1]):
+        claim(network, kept, *records)
+    assert network.timeouts == [timing.ended_timeout] + 4 * [timing.duplicate_timeout]
 
 
 def test_a_namesake_that_has_its_number_is_found_nevertheless() -> None:

@@ -119,7 +119,11 @@ std::string Attachment::tell(const MemoryRequest& request, int fd, const Deadlin
 }
 
 uint32_t Attachment::share(uint64_t nbytes, int fd, const Deadline& deadline, std::string* why) {
-  const std::lock_guard telling(telling_);
+  const std::unique_lock telling(telling_, deadline.at());
+  if (!telling) {
+    *why = "the host's node does not answer";
+    return 0;
+  }
   const uint32_t number = next_number_++;
   const MemoryRequest request{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kAdd), number, 0, nbytes};
   *why = tell(request, fd, deadline);

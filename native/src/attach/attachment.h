@@ -155,7 +155,7 @@ class Attachment {
   Wakeup wake_;
   std::atomic<bool> is_closing_{false};
 
-  std::mutex telling_;        // held while memory is told of: one answer is waited for at a time
+  std::timed_mutex telling_;  // held while memory is told of: one answer is waited for at a time
   uint32_t next_number_ = 1;  // guarded by it
 
   std::mutex mutex_;  // guards what follows

@@ -49,6 +49,11 @@ std::vector<EngineFinds::OfEngine> EngineFinds::list(double least_rate, size_t m
   return all;
 }
 
+void EngineFinds::forget(uint64_t engine) {
+  const std::lock_guard lock(mutex_);
+  said_.erase(engine);
+}
+
 void EngineFinds::forget_old() {
   const int64_t now = now_ns_();
   std::erase_if(said_, [now](const auto& said) { return now - said.second.at_ns > kLastsNs; });

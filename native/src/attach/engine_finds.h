@@ -39,6 +39,8 @@ class EngineFinds {
   // Returns what each engine finds, of the pages that all of them together find `least_rate` times a second
   // and oftener. If these are more than `most`, each engine's first ones count in turns.
   std::vector<OfEngine> list(double least_rate, size_t most);
+  // The engine has ended.
+  void forget(uint64_t engine);
 
  private:
   struct Said {

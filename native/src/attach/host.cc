@@ -90,6 +90,7 @@ void Host::run() {
       const auto current = engine++;
       if (!is_over) continue;
       if (shares_) shares_->leave((*current)->parts.share);
+      finds_.forget((*current)->number);
       disposer_.take(*current);
       const std::lock_guard lock(mutex_);
       engines_.erase(current);
@@ -239,13 +240,14 @@ bool Host::hear(Engine& engine) {
     if (received != Received::kEnd) ++n_refused_;
     return false;
   }
-  MemoryReply reply{kReplyMagic, request.memory, 0, 0};
-  if (request.change == static_cast<uint32_t>(MemoryChange::kAdd)) {
-    reply.status =
-        static_cast<uint32_t>(engine.parts.memories->add(request.memory, memory.get(), request.nbytes));
-  } else {
+  if (request.change != static_cast<uint32_t>(MemoryChange::kAdd)) {
+    // nobody waits for word of that, and unread ones would fill the socket
     disposer_.take(engine.parts.memories->forget(request.memory));
+    return true;
   }
+  MemoryReply reply{kReplyMagic, request.memory, 0, 0};
+  reply.status =
+      static_cast<uint32_t>(engine.parts.memories->add(request.memory, memory.get(), request.nbytes));
   return send_packet(engine.connection.get(), reply);
 }
 

@@ -111,10 +111,11 @@ void bind_guests(nb::module_& m) {
       .def("forget_absent", &Guests::forget_absent, "members"_a, "now_ns"_a, Released())
       .def(
           "followed",
-          [](Guests& self, uint64_t source, uint64_t log, uint64_t number) {
-            self.followed(source, {log, number});
+          [](Guests& self, uint64_t source, uint64_t log, uint64_t number, bool has_slept) {
+            self.followed(source, {log, number}, has_slept);
           },
-          "source"_a, "log"_a, "number"_a, Released())
+          "source"_a, "log"_a, "number"_a, "has_slept"_a = false, Released())
+      .def("is_going", &Guests::is_going, Released())
       .def("store", store, "keys"_a.noconvert(), "addresses"_a.noconvert(), "origins"_a.noconvert(),
            "locations"_a.noconvert(), "epoch"_a)
       .def("adopt", adopt, "source"_a, "log"_a, "number"_a)

@@ -366,7 +366,14 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, const OwnerLiv
   for (size_t slot = slot_of(stripe, drop.key); stripe.table[slot].state != kEmpty;
        slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
-    if (entry.state != kLive || !(entry.key == drop.key) || entry.location.owner != drop.owner) continue;
+    if (!(entry.key == drop.key) || entry.location.owner != drop.owner) continue;
+    if (entry.state == kTombstone) {  // against a put between the two that is late
+      const auto later = std::pair(drop.boot, drop.sequence);
+      if (drop.sequence == 0 || later <= std::pair(entry.location.boot, entry.sequence)) return;
+      std::tie(entry.location.boot, entry.sequence) = later;
+      entry.stamp = now;
+      return;
+    }
     // of an owner that has begun a boot anew, which may not be known here yet, all that it says is later
     const bool is_later = drop.sequence != 0 && drop.boot > entry.location.boot;
     if (!is_later && !lives.is_one_life(drop.owner, entry.location.boot, drop.boot)) return;

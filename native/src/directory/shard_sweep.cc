@@ -92,7 +92,6 @@ void Shard::sweep(uint32_t now) {
   std::lock_guard lock(stripe.mutex);
   // Those whose last entry went in the sweep before: who was called has had its time.
   stripe.spares.remove_if([&](const Key& key) { return !knows(stripe, key); });
-  const bool has_room = stripe.used < max_entries_a_stripe_ / 8 * 7;
   erase_if(stripe, [&](Entry& entry) {
     // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
     const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
@@ -101,6 +100,7 @@ void Shard::sweep(uint32_t now) {
       entry.is_missed = 0;
       return false;
     }
+    const bool has_room = stripe.used < max_entries_a_stripe_ / 8 * 7;
     const bool is_waited_for = has_room && lives->may_come_back(entry.location);
     if (!is_waited_for && (!drops_unknown || age <= kUnknownOwnerSeconds)) return false;
     if (entry.is_missed == 0) {

@@ -139,7 +139,7 @@ int FileLayout::list_folder(const std::string& folder, std::vector<PageName>* na
     PageName name{};
     if (parse(folder, file, &name)) {
       names->push_back(name);
-    } else {  // a draft, or nobody's
+    } else if (!disk_.is_lost) {  // a draft, or nobody's
       disk_.files.remove(folder + "/" + file);
       ++disk_.counters.removed_orphans;
     }

@@ -130,6 +130,11 @@ void DiskStore::recover() {
     wanted_.notify_all();
     const Deadline next = Deadline::after(backoff);
     if (wait_until(wanted_, lock, next, [this] { return is_stopping_.load(); })) return;
+    lock.unlock();
+    if (folder_->is_intact()) continue;
+    is_lost_ =
+        true;  // nothing more of it is seen, and whoever has it by now keeps it: the writer makes it again
+    break;
   }
   // under the lock, or the writer might miss it between its look and its wait
   const std::lock_guard lock(mutex_);

@@ -369,13 +369,17 @@ int DiskStore::probe() {
 void DiskStore::look_after_folder() {
   if (!next_look_.passed()) return;
   next_look_ = Deadline::after(kLookEvery * options_.retry_seconds);
-  if (health().is_suspended || is_folder_intact()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (health_.is_suspended) return;
+  }
+  if (is_folder_intact()) return;
   finish_all();
   suspend("files were deleted", -ENOENT);
 }
 
 bool DiskStore::is_folder_intact() {
-  if (!must_restore_ && !folder_->is_intact()) must_restore_ = is_lost_ = true;
+  if (!must_restore_ && (is_lost_ || !folder_->is_intact())) must_restore_ = is_lost_ = true;
   return !must_restore_;
 }
 

@@ -83,7 +83,7 @@ void Guests::forget_absent(const std::vector<uint64_t>& members, int64_t now_ns)
 
 // --- as a holder
 
-void Guests::followed(uint64_t source, TakenBack known) {
+void Guests::followed(uint64_t source, TakenBack known, bool has_slept) {
   {
     const Lock lock(mutex_);
     Source& held = sources_[source];
@@ -93,7 +93,7 @@ void Guests::followed(uint64_t source, TakenBack known) {
       return;
     }
     const bool is_other_run = held.heard.log != known.log;
-    if (is_other_run && known.number == 0) {
+    if (is_other_run && known.number == 0 && !has_slept) {
       held.heard = known;
       held.behind = 0;
     } else if (is_other_run || (known.number > held.heard.number && held.behind > held.heard.number)) {
@@ -142,6 +142,11 @@ bool Guests::take_turn() {
       ++n_gone_;
     }
   }
+  return !going_.empty();
+}
+
+bool Guests::is_going() {
+  const Lock lock(mutex_);
   return !going_.empty();
 }
 

@@ -99,14 +99,17 @@ class Guests {
   // --- this node as the holder of guests
 
   // Takes what a source has answered to a follow. Its guests stay if nothing can have been missed; otherwise
-  // they are gone when this returns.
-  void followed(uint64_t source, TakenBack known);
+  // they are gone when this returns. `has_slept`: this process has stood still since the source's last
+  // answer, so that an earlier run of it may have taken pages back unheard.
+  void followed(uint64_t source, TakenBack known, bool has_slept = false);
   // Takes out what a source says that it took back. If that may be all it had here they are only going, and
   // it is heard once `has_gone` says so of what this returns.
   uint64_t take_back(const TakeBack& told, const Key* keys, size_t n);
   // Takes out some of those that are going, half a millisecond of work, after others had the lock that wait
   // for it; false if none is left.
   bool take_turn();
+  // Whether some are still on their way out.
+  bool is_going();
   // Whether everything that was going when this ticket was given is gone.
   bool has_gone(uint64_t ticket);
   // Copies pages into the pool, with their lengths and checksums as `locations` say, whose bytes lie at

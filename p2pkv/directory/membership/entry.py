@@ -41,12 +41,12 @@ def claim_boot_epoch(
     kept = identity.kept
     ended = kept.last if kept is not None else 0
     # at our own address nobody but us can answer; those who left said so themselves
-    rivals = {m.address: m for m in earlier if m.address != address and m.state is not State.LEFT}
+    rivals = [m for m in earlier if m.address != address and m.state is not State.LEFT]
     # The last process that had the pool has ended, or this one would not have it: whoever has its boot is another, who
     # answers soon, or nobody.
-    is_over = all(ended and rival.boot_epoch == ended for rival in rivals.values())
+    is_over = all(ended and rival.boot_epoch == ended for rival in rivals)
     left = max(0.0, deadline - clock.monotonic())
-    addresses = sorted(rivals)
+    addresses = sorted({rival.address for rival in rivals})
     patience = timing.ended_timeout if is_over else timing.duplicate_timeout
     replies = network.probe(addresses, min(patience, left)) if addresses else []
     for rival, reply in zip(addresses, replies, strict=True):

@@ -100,6 +100,7 @@ class ProbingMembership(TellingMembership):
 
     def drain(self) -> None:
         self._draining.set()
+        self._network.wake()
 
     def settle(self) -> None:
         self._settled.set()
@@ -370,7 +371,20 @@ class ProbingMembership(TellingMembership):
 
 
 def _differ(old: View, new: View) -> bool:
-    """Whether anybody came, went, or changed state."""
-    return old.digest != new.digest or any(
-        member.is_present and old[node_id].state is not member.state for node_id, member in new.items()
+    """Whether anybody came, went, or changed state, or has pages of other boots now, also while it is away."""
+    return (
+        old.digest != new.digest
+        or any(
+            member.is_present and old[node_id].state is not member.state for node_id, member in new.items()
+        )
+        or _lives(old) != _lives(new)
     )
+
+
+def _lives(view: View) -> dict[str, tuple[int, int]]:
+    """Return which boots the pages are of that members have, or may come back with; digests don't tell."""
+    return {
+        node_id: (member.boot_epoch, member.kept_since)
+        for node_id, member in view.items()
+        if member.kept_since and (member.is_present or member.may_come_back)
+    }

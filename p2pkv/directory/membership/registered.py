@@ -173,8 +173,10 @@ class RegisteredMembership(EmbeddedMembership):
             timing=self._timing,
             deadline=deadline,
         )
+        # what is asked here is one record: of what others said before the later life counts
+        claim = claim._replace(kept_since=max(claim.kept_since, roster.own.kept_since))
         self._listeners.on_claimed(claim)
-        roster.reboot(claim.boot_epoch, kept_since=max(claim.kept_since, roster.own.kept_since))
+        roster.reboot(claim.boot_epoch, kept_since=claim.kept_since)
         self._serve(roster)
         self._network.announce(*key_and_boot(roster.own))
 

@@ -55,6 +55,7 @@ class Roster:
         self._dropped: set[str] = set()
         self._news: dict[str, Member] = {own.node_id: own}
         self._rumours: dict[str, Member] = {}
+        self._settled_from: tuple[int, int] | None = None
 
     @property
     def own(self) -> Member:
@@ -137,6 +138,7 @@ class Roster:
         """Have nothing count that this node has said of its pages in earlier boots."""
         own = self.own
         if 0 < own.kept_since < own.boot_epoch:
+            self._settled_from = (own.boot_epoch, own.incarnation)
             self._put(replace(own, incarnation=own.incarnation + 1, kept_since=own.boot_epoch), 0.0)
 
     def reboot(self, boot_epoch: int, address: str | None = None, *, kept_since: int | None = None) -> None:
@@ -171,6 +173,9 @@ class Roster:
         elif record.precedence > own.precedence and not record.is_present:
             self.was_dead = True
             self._put(replace(own, incarnation=record.incarnation + 1), 0.0)
+        elif not record.is_present and (record.boot_epoch, record.incarnation) == self._settled_from:
+            # said of the incarnation before, and objected to by the present one without knowing it
+            self.was_dead, self._settled_from = True, None
 
     def _has_room_for(self, record: Member) -> bool:
         holder = self._keys.get(node_key(record.node_id))
