@@ -443,7 +443,7 @@ TEST(attach_no_guest_is_published_again) {
     }
   });
   size_t n_guests = 0;
-  for (const auto end = Deadline::after(60);
+  for (const auto end = Deadline::after(10);
        n_guests == 0 && node.host->stats().n_requests < 10'000 && !end.passed();) {
     const auto answer = engine->publish_again(keys.data(), kPages, Deadline::after(60));
     const uint64_t generation = answer.locations.back().generation;

@@ -83,6 +83,7 @@ void Attachment::close() {
   is_closing_ = true;
   wake_.set();
   shutdown(connection_.get(), SHUT_RDWR);
+  telling_.close();
   const std::lock_guard lock(mutex_);
   for (EngineLine* line : borrowed_) line->interrupt();
   idle_.clear();
@@ -119,14 +120,14 @@ std::string Attachment::tell(const MemoryRequest& request, int fd, const Deadlin
 }
 
 uint32_t Attachment::share(uint64_t nbytes, int fd, const Deadline& deadline, std::string* why) {
-  const std::unique_lock telling(telling_, deadline.at());
-  if (!telling) {
+  if (!telling_.enter(deadline)) {
     *why = "the host's node does not answer";
     return 0;
   }
   const uint32_t number = next_number_++;
   const MemoryRequest request{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kAdd), number, 0, nbytes};
   *why = tell(request, fd, deadline);
+  telling_.leave();
   if (why->empty()) return number;
   forget(number);  // a node that was too slow to answer would keep it mapped
   return 0;

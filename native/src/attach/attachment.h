@@ -12,6 +12,7 @@
 
 #include "attach/engine_line.h"
 #include "attach/frames.h"
+#include "base/call_limit.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/thread.h"
@@ -155,7 +156,7 @@ class Attachment {
   Wakeup wake_;
   std::atomic<bool> is_closing_{false};
 
-  std::timed_mutex telling_;  // held while memory is told of: one answer is waited for at a time
+  CallLimit telling_{1};      // who tells of memory: one answer is waited for at a time
   uint32_t next_number_ = 1;  // guarded by it
 
   std::mutex mutex_;  // guards what follows
