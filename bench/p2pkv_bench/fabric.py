@@ -1,4 +1,4 @@
-"""What the directory of a thousand hosts holds and costs, and what a join or a loss has them all do.
+"""Measure what the directory of a thousand hosts holds and costs, and what a join or a loss has them all do.
 
 Measured with the nodes of :mod:`.fabric_nodes`; after each change the shards are asked for all entries there should be.
 """
@@ -25,7 +25,7 @@ from p2pkv_bench.rows import Row, Target, make_row
 
 _SEED = 1
 _BOOT = 1_700_000_000_000_000_000
-"""What simulated clocks say the time is at their beginning."""
+"""Simulated clocks say that this is the time when they begin."""
 _TRANSPORTS = {"shm": "01234567-89ab-cdef-0123-456789abcdef", "tcp": "net"}
 _LOOK_UP = 128
 _LOOK_UPS = 300
@@ -33,7 +33,7 @@ _CHECKERS = 8
 """Nodes that check their entries: what each of the others would ask for is as much."""
 _LOSSES = 10
 _SWEPT_S = 30.0
-"""Until shards have dropped what is not theirs any more, and whose owner has gone."""
+"""By then shards have dropped what is not theirs any more, and what is of owners that have gone."""
 
 Figure = tuple[str, str, Sequence[float], Target | None]
 

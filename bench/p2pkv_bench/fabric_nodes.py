@@ -33,7 +33,7 @@ REPLICAS = 2
 PAGE_NBYTES = 64
 """As small as may be: what a page costs the directory does not depend on it."""
 _MOST_ENTRIES = 1 << 26
-"""Of a shard, as nodes have it."""
+"""A shard has room for so many, as it has in nodes."""
 _TICK_S = 0.1
 """A node sweeps its shard as often."""
 _IDLE_TICK_S = 0.5
@@ -46,12 +46,12 @@ _BATCH = 1000
 
 @dataclass(slots=True)
 class Traffic:
-    """What was asked, by kinds of requests, until it was begun to count anew."""
+    """It counts what was asked, by kinds of requests, since it was begun anew."""
 
     requests: Counter[Kind] = field(default_factory=Counter)
     records: Counter[Kind] = field(default_factory=Counter)
     nbytes: Counter[Kind] = field(default_factory=Counter)
-    """Of requests and answers, headers included; what encrypts and frames them is not."""
+    """They are those of requests and answers, headers included; what encrypts and frames them is not counted."""
     served_ns: Counter[Kind] = field(default_factory=Counter)
     """Processor time of the shards that answered."""
     asking_ns: int = 0
@@ -114,7 +114,7 @@ class FabricNode:
         self.view_ns = 0
         """Processor time that the last view took this node."""
         self.step_ns = 0
-        """The same of what its announcer has done since, without the shards' part."""
+        """It is the same of what its announcer has done since, without the shards' part."""
 
     def publish(self, keys: Keys) -> None:
         """Have pages under these keys in the pool; the directory is not told."""

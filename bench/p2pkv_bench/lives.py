@@ -41,7 +41,7 @@ _AT_ONCE = Target(_SECOND, at_most=True)
 _LOOK_S = 0.002
 
 Figures = dict[str, tuple[str, float]]
-"""What was measured, with its unit."""
+"""A case says what was measured, with its unit."""
 
 
 class House(Holding):

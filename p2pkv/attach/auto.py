@@ -4,8 +4,8 @@ What it comes to is decided once, when a process starts, before anything goes by
 finds a node attaches to it, and stays attached when that goes; one that finds none is a node by itself, and stays one
 when another comes.
 
-Nodes and engines meet in a folder of their user's, under a name that only who has the secret can know: so tenants'
-nodes, and those of other secrets, are in nobody's way. An engine also looks under the name that nodes are told in the
+Nodes and engines meet in a folder of their user's, under a name that follows from the secret: so tenants' nodes, and
+those of other secrets, are in nobody's way. An engine also looks under the name that nodes are told in the
 manifests and in the documentation, where it finds out whose it is by asking.
 """
 
@@ -37,8 +37,9 @@ _log = logging.getLogger(__name__)
 _DECIDE_S = 5.0
 """How long an engine looks for a node altogether; one that is stopped, or has another secret, is silent for so long."""
 _SECRET_S = 2.0
-_VISIT_S = 1.0
 """How long a node may take to answer who has its secret, of that: a handshake and a question, on a busy machine."""
+_VISIT_S = 1.0
+"""How long who listens at one path may take to say who he is, of that: one that hangs leaves time for the others."""
 _GIVEN = "host"
 """What nodes' sockets are called in the manifests and in the documentation."""
 _SERVICES = Path("/run/p2pkv")

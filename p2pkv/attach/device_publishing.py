@@ -12,6 +12,7 @@ keeps the page from being evicted meanwhile, and then other bytes would be store
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,11 +64,10 @@ class DevicePublishing:
         if not len(run.rows):
             return Stored(there, 0, {})
         run.unstored["device"] = len(run.rows)
-        try:
+        with ExitStack() as undo:
+            undo.callback(run.tell_stored)
             self._pages.lift(call, run.rows, run.store, deadline)
-        except BaseException:
-            run.tell_stored()
-            raise
+            undo.pop_all()
         return run.end(there)
 
 

@@ -102,7 +102,7 @@ class Attachment {
     ask_alone(RequestKind::kMissed, keys, n, deadline);
   }
 
-  // Whether the node wants to hear what the engine's calls find often. An older one would hang up.
+  // Whether the node wants to hear what the engine's calls find often.
   bool takes_finds() const { return load_word_of(shown().takes_finds) != 0; }
   // Says how often the engine's calls find these pages, kMaxPages at most; each is named once.
   void tell_finds(const Key* keys, const Finds* finds, size_t n, const Deadline& deadline);
