@@ -34,11 +34,12 @@ class OwnerLives {
     const auto found = lives_.find(owner);
     return found != lives_.end() && !found->second.is_away;
   }
-  // Whether the page may be read there now.
-  bool counts(const Location& at) const {
+  // The boot that the owner has now, if the page may be read there; else 0, which no boot is.
+  uint64_t boot_now(const Location& at) const {
     const Life* const life = life_of(at);
-    return life != nullptr && !life->is_away;
+    return life != nullptr && !life->is_away ? life->boot : 0;
   }
+  bool counts(const Location& at) const { return boot_now(at) != 0; }
   // Whether it may be, once its owner is back.
   bool may_come_back(const Location& at) const {
     const Life* const life = life_of(at);
@@ -49,11 +50,6 @@ class OwnerLives {
     if (a == b) return true;
     const auto found = lives_.find(owner);
     return found != lives_.end() && found->second.has(a) && found->second.has(b);
-  }
-  // The same place under the boot that its owner has now; of one that counts.
-  Location now(Location at) const {
-    at.boot = lives_.find(at.owner)->second.boot;
-    return at;
   }
 
  private:

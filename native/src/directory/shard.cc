@@ -69,12 +69,12 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
       if (!(entry.key == keys[i])) continue;
       const bool is_of_counted = boot != 0 && entry.state == kLive && entry.location.owner == counted.owner &&
                                  entry.location.boot == counted.boot;
-      if (!is_of_counted && !counts(entry, *lives)) continue;
-      if (left.has(entry)) continue;
+      const uint64_t now = is_of_counted ? boot : entry.state == kLive ? lives->boot_now(entry.location) : 0;
+      if (now == 0 || left.has(entry)) continue;
       found[i] = 1;
       if (!is_of_counted) {
         counted = entry.location;
-        boot = lives->now(counted).boot;
+        boot = now;
       }
       locations[i] = entry.location;
       locations[i].boot = boot;
@@ -103,8 +103,11 @@ void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named
       for (size_t slot = slot_of(stripe, keys[i]); stripe.table[slot].state != kEmpty;
            slot = (slot + 1) & mask) {
         const Entry& entry = stripe.table[slot];
-        if (!(entry.key == keys[i]) || !counts(entry, *lives) || left.has(entry)) continue;
-        locations->push_back(lives->now(entry.location));
+        if (!(entry.key == keys[i]) || entry.state != kLive) continue;
+        const uint64_t boot = lives->boot_now(entry.location);
+        if (boot == 0 || left.has(entry)) continue;
+        locations->push_back(entry.location);
+        locations->back().boot = boot;
       }
     }
     const auto begin = locations->begin() + static_cast<ptrdiff_t>(first);
@@ -150,8 +153,8 @@ void Shard::keep_present(Location* locations, uint8_t* found, size_t n) {
   const auto lives = this->lives();
   for (size_t i = 0; i < n; ++i) {
     if (found[i] == 0) continue;
-    if (lives->counts(locations[i])) {
-      locations[i] = lives->now(locations[i]);
+    if (const uint64_t boot = lives->boot_now(locations[i]); boot != 0) {
+      locations[i].boot = boot;
     } else {
       found[i] = 0;
     }
