@@ -8,7 +8,9 @@ second may come, and how much of the pool they may have together. No call waits 
 Engines that are attached to this node say what their calls find (``p2pkv/attach/finding.py``), and that counts as well:
 :mod:`p2pkv.cache.hot_readers` has what one of them may cost the others.
 
-A thread looks once a second. Who asks for a page by a prefetch or a pin has it for good: it is no hot guest any more.
+A thread looks once a second, and seldomer where that takes long: with dozens of engines that find thousands of pages
+the interpreter has some tenths of a second to do. Who asks for a page by a prefetch or a pin has it for good: it is no
+hot guest any more.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from p2pkv.transports.base import Resource
 _log = logging.getLogger(__name__)
 
 _TURN_S = 1.0
+_MOST_OF_A_CORE = 0.05
+"""What the thread may use of a processor, and so of the interpreter that the node's other threads need. A guess."""
 _SKETCH_S = 20.0
 """What the sketch of hot pages looks back at most."""
 _BRING_S = 10.0
@@ -351,13 +355,21 @@ class HotGuests(Resource):
         return [key for key, here in zip(hot, is_here.tolist(), strict=True) if not here]
 
     def _run(self) -> None:
-        while not self._closing.wait(_TURN_S):
+        pause_s = _TURN_S
+        while not self._closing.wait(pause_s):
+            began = time.thread_time()
             try:
                 self.turn()
             except ClosedError:
                 return
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop
                 self._log.error(type(error).__name__, "hot pages were not looked at", exc_info=error)
+            pause_s = pause_after(time.thread_time() - began)
+
+
+def pause_after(used_s: float) -> float:
+    """Return for how many seconds the thread rests after a turn that has used ``used_s`` of a processor."""
+    return max(_TURN_S, used_s / _MOST_OF_A_CORE)
 
 
 def _ids(keys: list[bytes]) -> Keys:

@@ -406,6 +406,33 @@ def test_owners_hear_that_their_pages_are_used(start: Callable[..., Node]) -> No
     eventually(is_heard, SETTLE_S)
 
 
+def test_a_turn_that_takes_long_is_paid_by_a_longer_rest(start: Callable[..., Node]) -> None:
+    class Rests(threading.Event):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seconds: list[float] = []
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.seconds.append(timeout or 0.0)
+            return len(self.seconds) == 3
+
+    hot_guests = Reader(start("reader"), 1).hot
+    rests = hot_guests._closing = Rests()
+    turns = iter([0.0, 0.2])
+
+    def turn() -> None:
+        until = time.thread_time() + next(turns)
+        while time.thread_time() < until:
+            pass
+
+    hot_guests.turn = turn  # type: ignore[method-assign]
+    hot_guests._run()
+    first, after_a_short_one, after_a_long_one = rests.seconds
+    assert first == 1.0
+    assert after_a_short_one < after_a_long_one
+    assert after_a_long_one >= 20 * 0.2
+
+
 def test_nothing_comes_where_no_share_is_set(start: Callable[..., Node]) -> None:
     published(start("owner"))
     reader = start("reader")
