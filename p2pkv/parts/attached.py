@@ -16,9 +16,9 @@ from p2pkv import _native, transports
 from p2pkv.attach.cache import AttachedCache, unsupported
 from p2pkv.attach.finding import Finding
 from p2pkv.attach.following import Following
-from p2pkv.attach.mapped import descriptor_of
 from p2pkv.attach.own_host import OwnHost
 from p2pkv.attach.own_pages import OwnPages
+from p2pkv.attach.sharing import SharingRegistrar
 from p2pkv.attach.unsettled import Unsettled
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.page_cache import PageCache
@@ -36,7 +36,6 @@ from p2pkv.directory.view import DEFAULT_CLUSTER, Member, View, node_key
 from p2pkv.kv_events.messages import MEMORY
 from p2pkv.lifetime import weakly
 from p2pkv.memory import copies
-from p2pkv.memory.registered import Memory
 from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
@@ -423,29 +422,3 @@ class AttachedCaching:
     def hand_over(self, keys: Sequence[str | bytes], to: str, deadline: float) -> NoReturn:
         """Refuse."""
         raise unsupported("hand pages over")
-
-
-class SharingRegistrar:
-    """Registers memory, and lets the host's node read what it can map. Thread-safe."""
-
-    def __init__(self, registrar: Registrar, own_host: OwnHost) -> None:
-        self._registrar = registrar
-        self._own_host = own_host
-
-    def register(self, buffer: object, nbytes: int | None, *, is_readable: bool) -> Memory:
-        """As :meth:`Registrar.register`; pages of memory that can't be mapped are copied twice when published."""
-        self._refuse(is_readable)
-        return self._registrar.register(buffer, nbytes, is_readable=False)
-
-    def register_address(self, address: int, nbytes: int, owner: object, *, is_readable: bool) -> Memory:
-        """As :meth:`Registrar.register_address`; what ``owner`` has a descriptor of, the node maps."""
-        self._refuse(is_readable)
-        memory = self._registrar.register_address(address, nbytes, owner, is_readable=False)
-        fd = descriptor_of(owner, address, nbytes)
-        if fd is not None:
-            memory.on_close(self._own_host.show(address, nbytes, fd))
-        return memory
-
-    def _refuse(self, is_readable: bool) -> None:
-        if is_readable:
-            raise unsupported("let peers read its memory")
