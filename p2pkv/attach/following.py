@@ -79,6 +79,10 @@ class Following(Resource):
                 f"the host's node does not answer at {address}: an engine that attaches needs its secret_file, too"
             )
 
+    def look_again(self, deadline: float) -> None:
+        """Take the view of the host's node as it is now; if it does not answer soon the old one stays."""
+        self._take_from(self._address, min(_ANSWER_S, max(0.0, deadline - time.monotonic())))
+
     def follow(self, address: str) -> None:
         """Ask there from now on, and soon: the host's node has come back."""
         self._address = address

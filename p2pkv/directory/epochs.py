@@ -68,9 +68,13 @@ class EpochKeeper(Resource):
         members: Callable[[], Iterable[Member]],
         *,
         remember: Callable[[Callable[[], list[Told]]], None] | None = None,
+        look: Callable[[float], None] | None = None,
         random: Random | None = None,
     ) -> None:
-        """``members`` returns those in the view but for this node; ``remember`` is told to write what is known."""
+        """``members`` returns those in the view but for this node; ``remember`` is told to write what is known.
+
+        ``look`` is for who does not hear at once who is a member: it has ``members`` return them, by a deadline.
+        """
         self._known = known
         self._client = client
         self._members = members
@@ -83,6 +87,7 @@ class EpochKeeper(Resource):
         self._closed = False
         self._deaf: set[_Boot] = set()  # of a p2pkv that has no epochs
         # Used by the thread only.
+        self._look = look
         self._remember = remember
         self._remembered = known.version
         self._epoch = known.own
@@ -95,6 +100,8 @@ class EpochKeeper(Resource):
         found. Raises :class:`~p2pkv.errors.ClosedError`.
         """
         name = name_digest(namespace)
+        if self._look is not None:
+            self._look(deadline)
         epoch, heard, missing = self._raise(name, deadline)
         if self._greatest() > epoch:
             # Somebody knew of a higher one, under which pages may have been published before this call. Whatever is

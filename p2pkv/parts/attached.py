@@ -54,6 +54,7 @@ _MEET_S = 5.0
 """How long a start waits for what the host's node knows."""
 _MISSED_S = 0.02
 """For telling the host's node of what an owner has missed: a call may be over its deadline by then."""
+_ANY_BOOT = 0
 _GRANULE = 4096
 
 
@@ -124,7 +125,9 @@ class AttachedParts:
             cluster=self.own_host.cluster,
         )
         undo.callback(self.following.close)
-        self.epochs = EpochKeeper(self.epochs_known, self.client, weakly(self._members))
+        self.epochs = EpochKeeper(
+            self.epochs_known, self.client, weakly(self._members), look=self.following.look_again
+        )
         undo.callback(self.epochs.close)
         self.caching = AttachedCaching(self._make_cache(undo))
         attachment = self.own_host.attachment
@@ -329,7 +332,12 @@ class AttachedParts:
         return self.following.view
 
     def _members(self) -> Iterable[Member]:
-        return self.following.view.present()
+        """Return who is told of bumps: also the host's node that was attached to before the view has it."""
+        present = self.following.view.present()
+        attachment = self.own_host.attachment
+        if attachment is None or any(member.key == attachment.node_key for member in present):
+            return present
+        return [*present, Member(attachment.address, _ANY_BOOT, attachment.address)]
 
     def _by_key(self) -> Mapping[int, Member]:
         return {member.key: member for member in self.following.view.present()}
