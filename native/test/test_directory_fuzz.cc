@@ -39,6 +39,7 @@ std::string question(Numbers& numbers) {
     size_t size;
   } kRequests[] = {{Kind::kGet, sizeof(Key)},
                    {Kind::kLocate, sizeof(Key)},
+                   {Kind::kHeld, sizeof(Key)},
                    {Kind::kPut, sizeof(wire::PutEntry)},
                    {Kind::kDrop, sizeof(wire::DropEntry)},
                    {Kind::kCheck, sizeof(wire::CheckEntry)},
@@ -171,7 +172,7 @@ class Liar {
       locations[i].offset = static_cast<uint8_t>(keys[i * sizeof(Key)]) * uint64_t{4096};
       if (asked.kind == static_cast<uint16_t>(Kind::kGet)) wire::append(message, locations[i]);
     }
-    if (asked.kind == static_cast<uint16_t>(Kind::kLocate)) p2pkv::append_columns(locations, &message);
+    if (asked.kind != static_cast<uint16_t>(Kind::kGet)) p2pkv::append_columns(locations, &message);
     return message;
   }
 
@@ -250,10 +251,11 @@ TEST(directory_channel_to_a_lying_owner_ends_every_call) {
     std::vector<uint8_t> found(keys.size());
     std::vector<Location> locations(keys.size());
     AskBatch batch(keys.data(), keys.size(), nullptr, ring_of_one());
-    const auto usable = ask(batch,
-                            {Kind::kGet, reinterpret_cast<const uint8_t*>(keys.data()), sizeof(Key),
-                             found.data(), locations.data()},
-                            channel, 0.05);
+    const auto usable =
+        ask(batch,
+            {i % 2 == 0 ? Kind::kGet : Kind::kHeld, reinterpret_cast<const uint8_t*>(keys.data()),
+             sizeof(Key), found.data(), locations.data()},
+            channel, 0.05);
     n_answered += batch.asks().front().is_answered ? 1 : 0;
     for (const uint8_t flag : found) CHECK(flag <= 1);
     if (usable.front() == 0) channel.reset();

@@ -72,6 +72,7 @@ class Kind(IntEnum):
     DRAIN = 20
     ROUTERS = 21
     TOUCH = 22
+    HELD = 23
 
 
 REPLY = 0x8000

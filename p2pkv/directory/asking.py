@@ -39,7 +39,7 @@ def do_nothing() -> None:
 class Question:
     """What a call asks the owners: ``kind``, and for each key a record.
 
-    Answers to GET and PROMOTE fill the last two, answers to CHECK the first of them.
+    Answers to GET, HELD and PROMOTE fill the last two, answers to CHECK the first of them.
     """
 
     kind: Kind
@@ -76,7 +76,7 @@ class Question:
             self.ask.acknowledge(index)
         elif self.locations is None:
             self.ask.take_flags(index, reply.body, self.found)
-        elif asked is Kind.LOCATE:
+        elif asked in (Kind.LOCATE, Kind.HELD):
             self.ask.take_located(index, reply.body, self.records, self.found, self.locations, self.others)
         else:
             self.ask.take_found(index, reply.body, self.found, self.locations)

@@ -17,7 +17,9 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/entries.h"
+#include "cache/holdings.h"
 #include "directory/requests.h"
+#include "disk/tier.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -206,6 +208,15 @@ void bind_shard(nb::module_& m) {
           },
           "entries"_a)
       .def("watch", &Shard::watch, "owner"_a)
+      .def(
+          "serve_held",
+          [](Shard& self, std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests,
+             std::shared_ptr<Tier> tier) {
+            self.serve_held(pool == nullptr
+                                ? Shard::Held{}
+                                : holdings_of(std::move(pool), std::move(guests), std::move(tier)));
+          },
+          "pool"_a.none(), "guests"_a.none() = nb::none(), "tier"_a.none() = nb::none())
       .def(
           "take_doubted",
           [](Shard& self, size_t limit) {

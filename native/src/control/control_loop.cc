@@ -106,6 +106,7 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
       return probe(peer, header);
     case Kind::kGet:
     case Kind::kLocate:
+    case Kind::kHeld:
     case Kind::kPut:
     case Kind::kDrop:
     case Kind::kCheck:

@@ -175,7 +175,7 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
     batch_.refuse(sent.ask);
   } else if (question_.found != nullptr && question_.locations == nullptr) {
     batch_.take_flags(sent.ask, body.rest(), question_.found);
-  } else if (sent.kind == Kind::kLocate) {
+  } else if (sent.kind == Kind::kLocate || sent.kind == Kind::kHeld) {
     take_located(batch_, question_, sent.ask, body.rest());
   } else if (question_.found != nullptr) {
     batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);

@@ -81,8 +81,8 @@ struct DirectoryQuestion {
   wire::Kind kind;
   const uint8_t* records;
   size_t record_size;
-  // Where answers to GET and PROMOTE go, a row each, and those to CHECK, which have no locations; null for
-  // the other kinds.
+  // Where answers to GET, HELD and PROMOTE go, a row each, and those to CHECK, which have no locations; null
+  // for the other kinds.
   uint8_t* found = nullptr;
   Location* locations = nullptr;
   // Where a GET puts the holders that are named beside the first; null: only one is asked for.

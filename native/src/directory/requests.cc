@@ -54,12 +54,31 @@ std::string located_reply(Shard& shard, const Header& header, uint64_t boot, con
   return message;
 }
 
+// As to LOCATE where one holder may be named: this node, of what it has.
+std::string held_reply(Shard& shard, const Header& header, uint64_t boot, const std::vector<Key>& keys) {
+  std::vector<uint8_t> found(keys.size());
+  std::vector<Location> locations(keys.size());
+  shard.get_held(keys.data(), keys.size(), found.data(), locations.data());
+  size_t n_held = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (found[i] != 0) locations[n_held++] = locations[i];
+  }
+  locations.resize(n_held);
+  std::string message;
+  wire::append(message, wire::make_reply(header, ReplyStatus::kOk, boot, header.count));
+  message.append(reinterpret_cast<const char*>(found.data()), found.size());
+  append_columns(locations, &message);
+  return message;
+}
+
 std::string get(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<Key> keys;
   if (!wire::take_records(body, header.count, &keys)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a get");
   }
-  if (static_cast<Kind>(header.kind) == Kind::kLocate) return located_reply(shard, header, boot, keys);
+  const auto kind = static_cast<Kind>(header.kind);
+  if (kind == Kind::kLocate) return located_reply(shard, header, boot, keys);
+  if (kind == Kind::kHeld) return held_reply(shard, header, boot, keys);
   const size_t n = keys.size();
   std::vector<uint8_t> found(n);
   std::vector<Location> locations(n);
@@ -98,8 +117,8 @@ std::string drop(Shard& shard, const Header& header, const wire::Reader& body, u
 }  // namespace
 
 bool is_directory_request(Kind kind) {
-  return kind == Kind::kGet || kind == Kind::kLocate || kind == Kind::kPut || kind == Kind::kDrop ||
-         kind == Kind::kCheck;
+  return kind == Kind::kGet || kind == Kind::kLocate || kind == Kind::kHeld || kind == Kind::kPut ||
+         kind == Kind::kDrop || kind == Kind::kCheck;
 }
 
 std::string answer_directory_request(Shard& shard, const Header& header, wire::Reader body, uint64_t boot) {
@@ -108,6 +127,7 @@ std::string answer_directory_request(Shard& shard, const Header& header, wire::R
   switch (static_cast<Kind>(header.kind)) {
     case Kind::kGet:
     case Kind::kLocate:
+    case Kind::kHeld:
       return get(shard, header, body, boot);
     case Kind::kPut:
       return put(shard, header, body, boot);

@@ -320,6 +320,20 @@ bool Shard::keeps(Stripe& stripe, const wire::CheckEntry& asked, const OwnerLive
   return n_owners >= kMaxOwners;
 }
 
+void Shard::serve_held(Held held) {
+  std::shared_ptr<const Held> next = held ? std::make_shared<const Held>(std::move(held)) : nullptr;
+  const std::lock_guard lock(held_mutex_);
+  held_.swap(next);  // the one before is let go of without the lock
+}
+
+void Shard::get_held(const Key* keys, size_t n, uint8_t* found, Location* locations) {
+  std::fill_n(found, n, uint8_t{0});
+  std::unique_lock lock(held_mutex_);
+  const std::shared_ptr<const Held> held = held_;
+  lock.unlock();
+  if (held != nullptr) (*held)(keys, n, found, locations);
+}
+
 void Shard::doubt(const wire::DropEntry* entries, size_t n) {
   const uint64_t watched = watched_;
   for (size_t i = 0; i < n; ++i) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
@@ -53,6 +54,13 @@ class Shard {
   // may be named, the rest are others in each call, so that readers come to know all who have a page.
   void get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named,
                    std::vector<Location>* locations);
+
+  // Says where pages lie that this node itself has, and sets `found[i]` to 1 for these and else to 0.
+  // Thread-safe, and does not wait.
+  using Held = std::function<void(const Key* keys, size_t n, uint8_t* found, Location* locations)>;
+  // From now on this is what the node has; empty: nothing.
+  void serve_held(Held held);
+  void get_held(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // All that is known of a key, what does not count included.
   std::vector<Known> entries_of(const Key& key, uint32_t now);
@@ -241,6 +249,8 @@ class Shard {
   std::atomic<uint64_t> watched_{0};
   std::mutex doubts_mutex_;
   std::unordered_set<Key, KeyHash> doubted_;  // guarded by doubts_mutex_
+  std::mutex held_mutex_;
+  std::shared_ptr<const Held> held_;  // guarded by held_mutex_; null: this node has nothing
   std::mutex lives_mutex_;
   std::shared_ptr<const OwnerLives> lives_;  // guarded by lives_mutex_, as all below; replaced, never changed
   std::shared_ptr<const Rings> rings_;       // null: not known

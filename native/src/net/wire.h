@@ -45,6 +45,7 @@ enum class Kind : uint16_t {
   kDrain = 20,
   kRouters = 21,
   kTouch = 22,      // over channels only
+  kHeld = 23,       // as kLocate, of what the asked node itself has
   kReply = 0x8000,  // set in the kind of every reply
 };
 
