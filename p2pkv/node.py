@@ -205,15 +205,23 @@ class Node:
         with self._gate:
             return self._cache.fetch(keys, pages, self._deadline(timeout), stream=stream)
 
-    def exists(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
-        """Say which pages some live node has: ``(n,)`` uint8 of :class:`Outcome`. A hint: pages may be evicted."""
-        with self._gate:
-            return self._cache.exists(keys, self._deadline(timeout))
+    def exists(
+        self, keys: Sequence[str | bytes], *, leading: bool = False, timeout: float | None = None
+    ) -> Outcomes:
+        """Say which pages some live node has: ``(n,)`` uint8 of :class:`Outcome`. A hint: pages may be evicted.
 
-    def whereabouts(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Whereabouts:
+        With ``leading`` it is asked how many come without a gap from the first on: those after the first ``MISS`` may
+        be said to be missing, which saves a large cluster most of its questions about pages that nobody has.
+        """
+        with self._gate:
+            return self._cache.exists(keys, self._deadline(timeout), leading=leading)
+
+    def whereabouts(
+        self, keys: Sequence[str | bytes], *, leading: bool = False, timeout: float | None = None
+    ) -> Whereabouts:
         """Say as :meth:`exists` does which pages some live node has, and which one, in memory or on disk."""
         with self._gate:
-            return self._cache.whereabouts(keys, self._deadline(timeout))
+            return self._cache.whereabouts(keys, self._deadline(timeout), leading=leading)
 
     def retract(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
         """Take back pages that this node published: ``Outcome.HIT`` for those it had.

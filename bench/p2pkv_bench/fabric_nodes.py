@@ -95,6 +95,7 @@ class FabricNode:
         self.shard.set_time(int(fabric.now))
         nbytes = max(1, n_pages) * PAGE_NBYTES
         self.pool = Pool(nbytes, owner=member.key, boot=member.boot_epoch, granule=PAGE_NBYTES)
+        self.shard.serve_held(self.pool.native)
         self.directory = DirectoryClient(
             own_key=member.key,
             shard=self.shard,
@@ -168,6 +169,7 @@ class FabricNode:
     def close(self) -> None:
         """Release what it has."""
         self.announcer.close()
+        self.shard.serve_held(None)
         self.pool.release_memory()
         # who is called when something is missed is what knows the pool: without a circle it goes at once
         self.directory.on_missed = lambda node_id, keys: None

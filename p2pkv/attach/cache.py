@@ -185,17 +185,19 @@ class AttachedCache:
             )
         return outcomes
 
-    def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
+    def exists(self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False) -> Outcomes:
         """As :meth:`PageCache.exists`. A hint: it does not look whether the pool has come meanwhile."""
         if not self._learn_epochs(deadline):
             return np.zeros(len(self._reader.hash(keys)[1]), np.uint8)
-        return self._reader.exists(keys, deadline)
+        return self._reader.exists(keys, deadline, leading=leading)
 
-    def whereabouts(self, keys: Sequence[str | bytes], deadline: float) -> Whereabouts:
+    def whereabouts(
+        self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False
+    ) -> Whereabouts:
         """As :meth:`PageCache.whereabouts`."""
         if not self._learn_epochs(deadline):
             return Whereabouts.nowhere(len(self._reader.hash(keys)[1]))
-        return self._reader.whereabouts(keys, deadline)
+        return self._reader.whereabouts(keys, deadline, leading=leading)
 
     def hash(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
         """As :meth:`PageCache.hash`."""

@@ -81,16 +81,18 @@ class LimitedCache:
                 return self._cache.fetch(keys, pages, deadline, stream=stream)
             return self._missed(keys)
 
-    def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
+    def exists(self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False) -> Outcomes:
         """As :meth:`PageCache.exists`."""
         with self._limit.entered(deadline) as is_in:
-            return self._cache.exists(keys, deadline) if is_in else self._missed(keys)
+            return self._cache.exists(keys, deadline, leading=leading) if is_in else self._missed(keys)
 
-    def whereabouts(self, keys: Sequence[str | bytes], deadline: float) -> Whereabouts:
+    def whereabouts(
+        self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False
+    ) -> Whereabouts:
         """As :meth:`PageCache.whereabouts`."""
         with self._limit.entered(deadline) as is_in:
             if is_in:
-                return self._cache.whereabouts(keys, deadline)
+                return self._cache.whereabouts(keys, deadline, leading=leading)
             return Whereabouts.nowhere(len(self._missed(keys)))
 
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:

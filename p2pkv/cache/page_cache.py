@@ -155,8 +155,11 @@ class PageCache:
         """Store no more of what is published."""
         self._publisher.drain()
 
-    def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
-        """Say which pages some live node has; their locations are remembered for the fetch that follows."""
+    def exists(self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False) -> Outcomes:
+        """Say which pages some live node has; their locations are remembered for the fetch that follows.
+
+        ``leading``: what comes after the first page that nobody has may be said to be missing.
+        """
         began = time.monotonic()
         _, ids = self.hash(keys)
         outcomes, _ = self._look_in_pool(ids)
@@ -165,12 +168,15 @@ class PageCache:
             outcomes[rows] = self._tier.contains(ids[rows])
             rows = np.flatnonzero(outcomes == 0)
         if len(rows):
-            outcomes[rows], _ = self._look_up(ids if len(rows) == len(ids) else ids[rows], deadline)
+            left = ids if len(rows) == len(ids) else ids[rows]
+            outcomes[rows], _ = self._look_up(left, deadline, leading=leading)
         self._timings.exists.native.add(0, len(ids), time.monotonic() - began)
         return outcomes
 
-    def whereabouts(self, keys: Sequence[str | bytes], deadline: float) -> Whereabouts:
-        """Say which pages some live node has, and where; their locations are remembered too."""
+    def whereabouts(
+        self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False
+    ) -> Whereabouts:
+        """Say as :meth:`exists` does which pages some live node has, and where; these are remembered too."""
         began = time.monotonic()
         _, ids = self.hash(keys)
         found, own = self._look_in_pool(ids)
@@ -181,15 +187,17 @@ class PageCache:
             locations[rows] = self._tier.on_disk(len(rows))
             rows = np.flatnonzero(found == 0)
         if len(rows):
-            found[rows], raw = self._look_up(ids[rows], deadline)
+            found[rows], raw = self._look_up(ids[rows], deadline, leading=leading)
             locations[rows] = as_locations(raw)
         self._timings.exists.native.add(0, len(ids), time.monotonic() - began)
         is_on_disk = locations["flags"] & RESIDENT == 0
         return Whereabouts(found, locations["owner"], is_on_disk, locations["length"])
 
-    def _look_up(self, ids: Keys, deadline: float) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    def _look_up(
+        self, ids: Keys, deadline: float, *, leading: bool
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Ask the directory; return what it found, and ``(n, 64)`` where."""
-        found, raw = self._directory.get(ids, deadline)
+        found, raw = self._directory.get(ids, deadline, leading=leading)
         if self._tier is not None:
             self._doubt_own(self._tier, ids, found, raw)
         there_ids, there_raw = ids, raw

@@ -3,7 +3,8 @@
 A key's entry lies at ``replicas`` nodes of the ring. The first is asked where it is, the next when that does not know
 or takes long; all are told what changes. An entry found anywhere counts; "not found" is final when every healthy owner
 said so; an owner that stays silent while another has spoken is waited for ``SILENT_OWNER_S`` and no longer. The node's
-own shard is called directly. What newcomers don't know is asked of those who owned it before they came.
+own shard is called directly. What newcomers don't know is asked of those who owned it before they came. In a cluster of
+many members a look-up asks for its first page alone, and the node that has it for all (:mod:`p2pkv.directory.look_up`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.control.wire import Kind
 from p2pkv.directory.asking import Owners, Question, do_nothing
-from p2pkv.directory.look_up import LookUp
+from p2pkv.directory.look_up import FEW, LookUp
 from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.mender import Mender, only
 from p2pkv.directory.paths import ChannelPath, ControlPath
@@ -69,10 +70,15 @@ class DirectoryClient:
         metrics: Metrics,
         clock: Clock | None = None,
         others: _native.OtherHolders | None = None,
+        few: int = FEW,
     ) -> None:
-        """``others`` takes what other holders of a page look-ups name beside the first; None: one is asked for."""
+        """``others`` takes what other holders of a page look-ups name beside the first; None: one is asked for.
+
+        ``few`` members are asked at once where pages lie; if more are to be asked, who has the first page is.
+        """
         self._own_key = own_key
         self._others = others
+        self._few = few
         self._shard = shard
         self._channels = channels
         self._metrics = metrics
@@ -108,13 +114,14 @@ class DirectoryClient:
         return self._routes.beside(told_by)
 
     def get(
-        self, keys: Keys, deadline: float, *, anew: bool = False
+        self, keys: Keys, deadline: float, *, anew: bool = False, leading: bool = False
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Look up where pages lie.
 
         Returns ``(n,)`` 1 for those found at an owner that is in the view, and ``(n, 64)`` raw locations, undefined
         where not found. ``anew``: what was said before was no good, so that other nodes' entries in this node's own
-        shard count only where those know nothing.
+        shard count only where those know nothing. ``leading``: what comes after the first page that nobody has need not
+        be found.
         """
         found, locations = self._shard.get(keys, self._others)
         foreign = self._foreign(keys, found) if anew and found.any() else None
@@ -127,10 +134,20 @@ class DirectoryClient:
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
             began = self._clock.monotonic()
             route = self._routes.now
-            look_up = LookUp(self._owners, self._metrics, keys, found, locations, self._others, deadline)
-            look_up.ask_in_turn(route, found)
-            if route.before is not None:
-                look_up.ask_earlier_owners(route, self._routes.before(route))
+            before = None if route.before is None else self._routes.before(route)
+            look_up = LookUp(
+                owners=self._owners,
+                metrics=self._metrics,
+                clock=self._clock,
+                keys=keys,
+                found=found,
+                locations=locations,
+                others=self._others,
+                deadline=deadline,
+                few=self._few,
+            )
+            if anew or not look_up.ask_holders(route, before, leading=leading):
+                look_up.ask_owners(route, before)
             if foreign is not None and said is not None:
                 is_unknown = found[foreign] == 0
                 locations[foreign[is_unknown]] = said[is_unknown]

@@ -1,4 +1,10 @@
-"""One look-up in the directory: who is asked where pages lie, and who is asked after these."""
+"""One look-up in the directory: who is asked where pages lie, and who is asked after these.
+
+The keys of a prompt's pages are hashes, so that their entries lie all over the ring: in a large cluster everybody would
+be asked for two keys. But whoever computed a prompt has most of its pages. So the owners are asked for the first page
+alone, and the node that has it is asked for all: two nodes instead of 63 (:meth:`LookUp.ask_holders`). What that has
+not, and everything in a small cluster, is asked of the owners (:meth:`LookUp.ask_owners`).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,17 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.control.wire import Kind
-from p2pkv.directory.asking import Owners, Question
+from p2pkv.directory.asking import SILENT_OWNER_S, Owners, Question
+from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.ring import moved
 from p2pkv.directory.routes import Route
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys
+from p2pkv.page import Keys, as_locations
+
+FEW = 8
+"""So many members are asked at once without more ado, and for no more pages than that no holder is looked for."""
+_MOST_HOLDERS = 2
+"""So many holders are asked, one after the other: a conversation's later turns may be another node's."""
 
 
 @dataclass(slots=True)  # not frozen: that triples the time it takes to make one
@@ -22,35 +34,104 @@ class LookUp:
 
     owners: Owners
     metrics: Metrics
+    clock: Clock
     keys: Keys
     found: NDArray[np.uint8]
-    """``(n,)``: 1 for those that an owner knows."""
+    """``(n,)``: 1 for those that an owner knows, or a holder has."""
     locations: NDArray[np.uint8]
     """``(n, 64)``: raw, where they are found."""
     others: _native.OtherHolders | None
     """What takes the holders that are named beside the first; None: one is asked for."""
     deadline: float
+    few: int = FEW
 
-    def ask_in_turn(self, route: Route, is_done: NDArray[np.uint8]) -> None:
-        """Ask the owners of what is not done yet, one after the other.
+    def ask_holders(self, route: Route, before: Route | None, *, leading: bool) -> bool:
+        """Ask the owners for the first page that is not found, and who has it for all after it, and so on.
+
+        Returns whether that is all that is worth asking: with ``leading`` it is, once nobody has the page that comes
+        next. Who does not answer soon costs ``SILENT_OWNER_S`` and proves nothing. Does nothing in a small cluster.
+        """
+        if route.ring.n_seats <= self.few:
+            return False
+        for _ in range(_MOST_HOLDERS):
+            rows = np.flatnonzero(self.found == 0)
+            if len(rows) <= self.few:
+                return False
+            is_known = self._ask_for_one(route, before, rows[0])
+            if not self.found[rows[0]]:
+                return leading and is_known
+            holder = self._holder(route, rows[0])
+            if holder < 0 or not self._ask_holder(route, holder, rows[1:]):
+                return False
+        return False
+
+    def ask_owners(self, route: Route, before: Route | None) -> None:
+        """Ask the owners of what is not found yet, and where newcomers are among them, who owned it before."""
+        is_done = self.found.copy()
+        self._ask_in_turn(route, is_done, self.deadline)
+        self._ask_earlier_owners(route, before, is_done, self.deadline)
+
+    def _ask_for_one(self, route: Route, before: Route | None, row: np.intp) -> bool:
+        """Ask the owners of one page; whether they have all been heard, as far as they can be."""
+        is_done = np.ones(len(self.keys), np.uint8)
+        is_done[row] = 0
+        until = min(self.deadline, self.clock.monotonic() + SILENT_OWNER_S)
+        is_heard = self._ask_in_turn(route, is_done, until)
+        return self._ask_earlier_owners(route, before, is_done, until) and is_heard
+
+    def _holder(self, route: Route, row: np.intp) -> int:
+        """Return which member has the page, by its number; -1: a stranger, or several, of which each is to be named.
+
+        What several have is read often, so that all are worth knowing.
+        """
+        if self.others is not None and len(self.others.of(self.keys[row : row + 1])):
+            return -1
+        owner = as_locations(self.locations[row : row + 1])["owner"][0]
+        members = np.flatnonzero(route.member_keys == owner)
+        return int(members[0]) if len(members) and members[0] != route.own_index else -1
+
+    def _ask_holder(self, route: Route, holder: int, rows: NDArray[np.intp]) -> bool:
+        """Ask a member what it has of these pages; whether it has any."""
+        members = np.full(len(self.keys), -1, np.int32)
+        members[rows] = holder
+        ask = _native.AskBatch.of_members(members, route.table)
+        until = min(self.deadline, self.clock.monotonic() + SILENT_OWNER_S)
+        self.metrics.count(self.metrics.looked_up_pages, "holders", len(rows))
+        self.owners.ask(route, Question(Kind.HELD, ask, self.keys, self.found, self.locations), until)
+        # It speaks for itself alone: where others' pages lie the directory says.
+        is_its = as_locations(self.locations[rows])["owner"] == route.member_keys[holder]
+        self.found[rows] &= is_its
+        return bool(self.found[rows].any())
+
+    def _ask_in_turn(self, route: Route, is_done: NDArray[np.uint8], deadline: float) -> bool:
+        """Ask the owners of what is not done yet, one after the other; whether each page had one who answered.
 
         Those who are suspected are asked where no other owner answers: one that stood still a moment ago may be one of
         them, and the only one that knows.
         """
         ask: _native.AskBatch | None = _native.AskBatch(self.keys, is_done, route.table, in_turn=True)
+        is_answered = is_done.astype(bool)
         while ask is not None:
             question = Question(Kind.GET, ask, self.keys, self.found, self.locations, self.others)
-            self.owners.ask(route, question, self.deadline)
+            self.owners.ask(route, question, deadline)
+            is_answered |= ask.answered().astype(bool)
             ask = ask.of_doubted(self.keys)
+        return bool(is_answered.all())
 
-    def ask_earlier_owners(self, route: Route, before: Route | None) -> None:
-        """Look up what was not found and has a newcomer for an owner where it lay before; None: there are none now."""
+    def _ask_earlier_owners(
+        self, route: Route, before: Route | None, is_done: NDArray[np.uint8], deadline: float
+    ) -> bool:
+        """Ask for what is not done, was not found and has a newcomer for an owner where it lay before.
+
+        ``before`` is the route of then; None: there are no newcomers now. Returns whether there was nobody to ask, or
+        each page had one who answered.
+        """
         if before is None or self.found.all():
-            return
+            return True
         is_moved = moved(before.ring, route.ring, self.keys)
-        is_done = (self.found.astype(bool) | ~is_moved).astype(np.uint8)
+        is_done = (is_done.astype(bool) | self.found.astype(bool) | ~is_moved).astype(np.uint8)
         if is_done.all():
-            return
+            return True
         n_asked = len(self.keys) - int(is_done.sum())
         self.metrics.count(self.metrics.looked_up_pages, "earlier_owners", n_asked)
-        self.ask_in_turn(before, is_done)
+        return self._ask_in_turn(before, is_done, deadline)

@@ -159,7 +159,7 @@ class Metrics:
             ),
             (self.staged_bytes, ("to_device", "to_host")),
             (self.device_direct_bytes, ("to_device", "to_host")),
-            (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
+            (self.looked_up_pages, ("own_shard", "peers", "earlier_owners", "holders")),
             (self.indexer_requests, ("answered", "refused", "failed")),
             (self.prefetched_pages, PREFETCH_OUTCOMES),
             (self.hot_pages, PREFETCH_OUTCOMES),

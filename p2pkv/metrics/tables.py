@@ -208,8 +208,9 @@ LABELLED = {
     ),
 }
 """The same with labels. ``source`` of what is fetched: own_pool, disk, or the transport that brought it; of what is
-looked up: own_shard, location_cache, peers, earlier_owners (what newcomers did not know). ``peer``: the first 32 nodes
-that were read from, and ``others``. ``reason`` of hedged reads: :data:`HEDGES`."""
+looked up: own_shard, location_cache, peers, earlier_owners (what newcomers did not know), holders (of those that peers
+were asked for, what who has their first page was asked for). ``peer``: the first 32 nodes that were read from, and
+``others``. ``reason`` of hedged reads: :data:`HEDGES`."""
 
 MISSES = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted", "unreadable")
 """Why a fetch misses a page, in the order of ``FetchBatch::Miss``. rejected: it was another page by then;

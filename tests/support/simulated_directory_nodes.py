@@ -34,6 +34,7 @@ class DirectoryNode:
         self._page = np.zeros((1, nodes.page_nbytes), np.uint8)
         granule = min(NBYTES, nodes.page_nbytes)
         self.pool = Pool(POOL_NBYTES, owner=node_key(node_id), boot=BOOT, granule=granule)
+        self.shard.serve_held(self.pool.native)
         self.metrics = Metrics()
         self.control = SimulatedControl(nodes.reach, self.clock)
         self.directory = DirectoryClient(
@@ -76,6 +77,7 @@ class DirectoryNode:
     def close(self) -> None:
         """Release what it has."""
         self.announcer.close()
+        self.shard.serve_held(None)
         self.pool.release_memory()
 
 
@@ -114,7 +116,7 @@ class DirectoryNodes:
     def reach(self, address: str) -> tuple[_native.Shard, int] | None:
         """Return the shard that answers at an address."""
         node = self.nodes.get(address.partition(":")[0])
-        return None if node is None or node.is_stopped else (node.shard, BOOT)
+        return None if node is None or node.is_stopped else (node.shard, node.member.boot_epoch)
 
     def run(self, seconds: float) -> None:
         """Let time pass."""

@@ -18,6 +18,7 @@ from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Kind, Reply
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.look_up import FEW
 from p2pkv.directory.membership.base import Identity, Listeners
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.timing import Timing
@@ -95,6 +96,7 @@ class WorldNode:
             replicas=2,
             metrics=self.metrics,
             clock=self.clock,
+            few=world.random.choice([0, FEW]),  # those with 0 ask holders first, as in a cluster of many
         )
         self.announcer: Announcer | None = None
         self.engine = EmbeddedMembership(
@@ -112,6 +114,7 @@ class WorldNode:
             world.simulation.kill(self.network)
             raise
         self.pool = Pool(MOST_PAGES * NBYTES, owner=node_key(node_id), boot=self.engine.boot_epoch)
+        self.shard.serve_held(self.pool.native)
         self.announcer = Announcer(self.pool, self.directory, self.metrics, clock=self.clock)
         self.directory.on_missed = self.announcer.owe
 
@@ -193,6 +196,7 @@ class WorldNode:
 
     def close(self) -> None:
         """Release what it has; the others get no word."""
+        self.shard.serve_held(None)
         if self.announcer is not None:
             self.announcer.close()
             # the memory of a pool goes with the last who knows it: now, and not when garbage is collected

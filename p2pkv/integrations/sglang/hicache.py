@@ -152,7 +152,7 @@ class P2PKVHiCache(StorageBase):
         """Return how many pages from the first on are there without a gap; one look-up round for all."""
         if not keys or self._is_logical or self._unstored:
             return 0  # pages that are nowhere but in side pools, of which this call knows nothing
-        return _leading(self._of_pages(self.node.exists(self._keys(keys))))
+        return _leading(self._of_pages(self.node.exists(self._keys(keys), leading=True)))
 
     @guarded("exists", miss=PoolHits.none())
     def batch_exists_v2(

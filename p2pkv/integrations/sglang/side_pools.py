@@ -64,7 +64,7 @@ def served(
     asked = list(kv_keys or ())
     for transfer in stored:
         asked += pools[str(transfer.name)].keys(hashes)
-    there = node.exists(asked) == Outcome.HIT if asked else np.zeros(0, bool)
+    there = node.exists(asked, leading=not stored) == Outcome.HIT if asked else np.zeros(0, bool)
     n_kv = len(kv_keys or ())
     rows = iter(there[n_kv:].reshape(-1, len(hashes)))
     is_carried = any(transfer.hit_policy == ALL_PAGES for transfer in stored)

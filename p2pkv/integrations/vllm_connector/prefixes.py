@@ -156,7 +156,8 @@ class PrefixLookups:
         keys = [part.key(h) for h in group.hashes(hashes, self._hash_size, numbers) for part in parts]
         if not keys:
             return _There(np.ones(len(numbers), np.bool_), None, group.block_size, len(parts))
-        there = self._node.whereabouts(keys)
+        # Of full attention all blocks are needed, so that what comes after a gap counts for nothing.
+        there = self._node.whereabouts(keys, leading=group.kind is Kind.FULL)
         outcomes = there.outcomes.reshape(len(numbers), len(parts))
         return _There((outcomes == Outcome.HIT).all(axis=1), there, group.block_size, len(parts))
 

@@ -1,0 +1,254 @@
+"""In a cluster of many members a prompt's pages are asked of who has the first of them, and of nobody in vain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from p2pkv import _native
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import HEADER, MAGIC, REPLY, VERSION, Kind, Reply, ReplyStatus
+from p2pkv.directory.asking import SILENT_OWNER_S
+from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.view import View, node_key
+from p2pkv.page import Keys, Locations, as_locations
+from p2pkv.testing.simulated_directory import NoChannels, SimulatedControl
+from simulated_directory_nodes import DirectoryNodes
+
+N_NODES = 40
+N_PAGES = 128
+TIMEOUT_S = 5.0
+NAMES = [f"n{i:02}" for i in range(N_NODES)]
+
+
+class Control(SimulatedControl):
+    """Says who was asked."""
+
+    def __init__(self, nodes: DirectoryNodes, reader: str) -> None:
+        super().__init__(nodes.reach, nodes.nodes[reader].clock)
+        self.asked: list[tuple[str, Kind]] = []
+
+    def _answer(self, request: Request) -> Reply | None:
+        self.asked.append((request.address.partition(":")[0], request.kind))
+        return super()._answer(request)
+
+    def who(self, kind: Kind | None = None) -> set[str]:
+        return {name for name, asked in self.asked if kind in (None, asked)}
+
+
+class Reader:
+    """A node with no page."""
+
+    def __init__(self, nodes: DirectoryNodes, node_id: str = "reader") -> None:
+        self.nodes = nodes
+        self.node = nodes.nodes[node_id]
+        self.control = Control(nodes, node_id)
+        self.directory = DirectoryClient(
+            own_key=node_key(node_id),
+            shard=self.node.shard,
+            client=self.control,
+            channels=NoChannels(),
+            replicas=2,
+            metrics=self.node.metrics,
+            clock=self.node.clock,
+            others=_native.OtherHolders(1 << 16),
+        )
+        self.directory.set_view(View(each.member for each in nodes.nodes.values()))
+
+    def look_up(self, keys: Keys, *, leading: bool = False) -> tuple[np.ndarray, Locations]:
+        found, raw = self.directory.get(keys, self.node.clock.now + TIMEOUT_S, leading=leading)
+        return found.astype(bool), as_locations(raw)
+
+    def owners_of(self, key: Keys) -> list[str]:
+        ring = self.directory.ring
+        return [ring.members[index].node_id for index in ring.owners(key)[0]]
+
+
+@pytest.fixture
+def nodes() -> Iterator[DirectoryNodes]:
+    nodes = DirectoryNodes(*NAMES, "reader")
+    yield nodes
+    nodes.close()
+
+
+def drawn(nodes: DirectoryNodes, n: int) -> Keys:
+    """Draw keys of which the reader's own shard knows nothing."""
+    ring = nodes.nodes["reader"].directory.ring
+    own = [member.node_id for member in ring.members].index("reader")
+    keys = np.frombuffer(os.urandom(16 * (2 * n + 32)), np.uint8).reshape(-1, 16)
+    return keys[~(ring.owners(keys) == own).any(axis=1)][:n].copy()
+
+
+def published(nodes: DirectoryNodes, node_id: str, n: int = N_PAGES) -> Keys:
+    """Have a node publish so many of them."""
+    keys = drawn(nodes, n)
+    nodes.nodes[node_id].publish_keys(keys)
+    return keys
+
+
+def all_by(found: np.ndarray, where: Locations, node_id: str) -> bool:
+    return bool(found.all() and (where["owner"] == node_key(node_id)).all())
+
+
+def test_a_prompt_of_one_node_asks_the_owners_of_its_first_page_and_that_node(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    reader = Reader(nodes)
+    found, where = reader.look_up(keys)
+    assert all_by(found, where, "n07")
+    assert reader.control.who(Kind.HELD) == {"n07"}
+    assert reader.control.who() <= {"n07", *reader.owners_of(keys[:1])}
+    assert reader.node.metrics.looked_up_pages.labels("holders").value == N_PAGES - 1
+
+
+def test_a_prompt_of_two_nodes_asks_both_and_nobody_else(nodes: DirectoryNodes) -> None:
+    first, second = published(nodes, "n07", 50), published(nodes, "n11", N_PAGES - 50)
+    reader = Reader(nodes)
+    found, where = reader.look_up(np.concatenate([first, second]))
+    assert found.all()
+    assert (where["owner"] == np.repeat([node_key("n07"), node_key("n11")], [50, N_PAGES - 50])).all()
+    assert reader.control.who(Kind.HELD) == {"n07", "n11"}
+    assert (
+        len(reader.control.who()) <= 6
+    )  # both owners of a page are asked at once where no channel leads to them
+
+
+def test_pages_of_all_are_found_all_the_same(nodes: DirectoryNodes) -> None:
+    keys = np.concatenate([published(nodes, name, 3) for name in NAMES])
+    reader = Reader(nodes)
+    found, _ = reader.look_up(keys)
+    assert found.all()
+
+
+def test_what_nobody_has_is_asked_of_two_owners_if_only_leading_pages_count(nodes: DirectoryNodes) -> None:
+    keys = drawn(nodes, N_PAGES)
+    reader = Reader(nodes)
+    found, _ = reader.look_up(keys, leading=True)
+    assert not found.any()
+    assert reader.control.who() <= set(reader.owners_of(keys[:1]))
+    reader.control.asked.clear()
+    found, _ = reader.look_up(keys)
+    assert not found.any()
+    assert len(reader.control.who()) > N_NODES // 2
+
+
+def test_leading_pages_are_all_found_and_none_behind_the_gap_has_to_be(nodes: DirectoryNodes) -> None:
+    gap = drawn(nodes, 1)
+    before, behind = published(nodes, "n07", 60), published(nodes, "n11", 60)
+    reader = Reader(nodes)
+    found, _ = reader.look_up(np.concatenate([before, gap, behind]), leading=True)
+    assert found[:60].all()
+    assert not found[60]
+    assert len(reader.control.who()) <= 6
+    found, _ = reader.look_up(np.concatenate([before, gap, behind]))
+    assert found[:60].all()
+    assert found[61:].all()
+
+
+def test_a_holder_that_stands_still_costs_a_moment_and_no_page(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    nodes.nodes["n07"].is_stopped = True
+    reader = Reader(nodes)
+    began = reader.node.clock.now
+    found, where = reader.look_up(keys)
+    assert all_by(found, where, "n07")
+    assert reader.node.clock.now - began < 4 * SILENT_OWNER_S
+
+
+def test_owners_that_stand_still_prove_nothing(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    reader = Reader(nodes)
+    silent = set(reader.owners_of(keys[:1])) - {"reader", "n07"}
+    for name in silent:
+        nodes.nodes[name].is_stopped = True
+    found, _ = reader.look_up(keys, leading=True)
+    owners = [set(reader.owners_of(key[None])) for key in keys]
+    reachable = np.array([bool(each - silent) for each in owners])
+    assert found[reachable].all()
+
+
+def test_what_a_holder_has_no_more_is_found_at_who_has_it(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    nodes.nodes["n11"].publish_keys(keys[40:])
+    before = nodes.nodes["n07"]
+    before.pool.native.retract(keys[40:])
+    before.directory.drop_gone(
+        keys[40:], before.clock.now + TIMEOUT_S, sequence=before.directory.next_sequence()
+    )
+    reader = Reader(nodes)
+    found, where = reader.look_up(keys)
+    assert found.all()
+    assert (where["owner"][40:] == node_key("n11")).all()
+    assert reader.control.who(Kind.HELD) == {"n07", "n11"}
+
+
+def test_pages_that_several_have_are_asked_of_their_owners_who_name_all(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    nodes.nodes["n11"].publish_keys(keys)
+    reader = Reader(nodes)
+    found, _ = reader.look_up(keys)
+    assert found.all()
+    assert not reader.control.who(Kind.HELD)
+    assert len(reader.control.who()) > N_NODES // 2
+
+
+def test_a_holder_speaks_for_itself_alone(nodes: DirectoryNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = published(nodes, "n07")
+    nodes.nodes["n11"].publish_keys(keys[1:])
+    liar = _native.Shard(1 << 10)
+    liar.serve_held(nodes.nodes["n11"].pool.native)
+    reader = Reader(nodes)
+
+    def exchange(shard: _native.Shard, boot: int, request: Request, message: bytes) -> bytes:
+        return (liar if request.kind is Kind.HELD else shard).answer(message, boot)
+
+    monkeypatch.setattr(reader.control, "_exchange", exchange)
+    found, where = reader.look_up(keys)
+    assert all_by(found, where, "n07"), "its owners name n07 first, which n11 has a guest of"
+    assert reader.control.who(Kind.HELD) == {"n07"}
+
+
+def test_a_node_from_before_is_asked_no_more_than_once(
+    nodes: DirectoryNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = published(nodes, "n07")
+    reader = Reader(nodes)
+
+    def exchange(shard: _native.Shard, boot: int, request: Request, message: bytes) -> bytes:
+        if request.kind is not Kind.HELD:
+            return shard.answer(message, boot)
+        _, _, kind, request_id, _, count, _ = HEADER.unpack_from(message)
+        return HEADER.pack(MAGIC, VERSION, kind | REPLY, request_id, boot, count, ReplyStatus.MALFORMED)
+
+    monkeypatch.setattr(reader.control, "_exchange", exchange)
+    found, where = reader.look_up(keys)
+    assert all_by(found, where, "n07")
+    assert [name for name, kind in reader.control.asked if kind is Kind.HELD] == ["n07"]
+
+
+def test_leading_pages_that_a_newcomer_was_not_told_of_are_found_where_they_lay() -> None:
+    nodes = DirectoryNodes(*NAMES, "reader")
+    keys = published(nodes, "n07")
+    newcomers = [f"new{i}" for i in range(20)]
+    for name in newcomers:
+        node = nodes.add(name)
+        node.member = replace(node.member, boot_epoch=node.clock.wall_ns())
+    reader = Reader(nodes)
+    first = next(row for row, key in enumerate(keys) if set(reader.owners_of(key[None])) <= set(newcomers))
+    found, _ = reader.look_up(keys[first:], leading=True)
+    assert found.all()
+    assert {kind for name, kind in reader.control.asked if name in newcomers} == {Kind.LOCATE}
+    nodes.close()
+
+
+def test_in_a_small_cluster_all_owners_are_asked_at_once() -> None:
+    nodes = DirectoryNodes(*NAMES[:7], "reader")
+    keys = published(nodes, "n03")
+    reader = Reader(nodes)
+    found, _ = reader.look_up(keys)
+    assert found.all()
+    assert not reader.control.who(Kind.HELD)
+    nodes.close()
