@@ -338,6 +338,36 @@ def test_a_leave_costs_nobodys_whole_view(cluster):
     assert [node.network.nbytes_answered for node in nodes] == answered
 
 
+@pytest.mark.parametrize("n_lost", [1, 5])
+def test_a_loss_costs_nobodys_whole_view(cluster, n_lost):
+    # more than are asked in one round, who find the loss one by one; all ask the join address meanwhile
+    nodes = [cluster.start(f"n{i}", f"h{i}:7000", join=["h0:7000"]) for i in range(48)]
+    cluster.run(8)
+    assert cluster.agree()
+    answered = [node.network.nbytes_answered for node in nodes]
+    cluster.kill(*nodes[7 : 7 + n_lost])
+    cluster.run(8)
+    assert cluster.agree()
+    assert [node.network.nbytes_answered for node in nodes] == answered
+
+
+def test_who_has_missed_what_is_no_news_any_more_is_told_all_the_same(cluster):
+    nodes = [cluster.start(f"n{i}", f"h{i}:7000", join=["h0:7000"]) for i in range(48)]
+    cluster.run(8)
+    for deaf in (
+        nodes[0],
+        nodes[9],
+    ):  # the one at the join address, which all compare themselves with, and another
+        cluster.simulation.hold_interpreter(deaf.network, 6.0)
+    cluster.start("new", "h90:7000", join=["h1:7000"])
+    cluster.run(5.9)
+    for deaf in (nodes[0], nodes[9]):
+        deaf.network._inbox.clear()  # what is told is told once: the messages are lost
+        assert "new" not in deaf.present()
+    cluster.run(3)
+    assert cluster.agree()
+
+
 @pytest.mark.parametrize("has_rival", [True, False])
 def test_a_node_started_again_alone_with_its_clock_set_back_goes_on(cluster, has_rival):
     holder = cluster.start("n0", "h0:7000", join=["h0:7000"])

@@ -5,6 +5,7 @@ from random import Random
 
 from p2pkv.directory.membership.detector import FailureDetector
 from p2pkv.directory.membership.health import MOST, Health
+from p2pkv.directory.membership.news import News
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.rotation import PROBES_A_ROUND, Rotation
 from p2pkv.directory.membership.timing import Punctuality, Timing
@@ -170,6 +171,43 @@ def test_the_rotation_probes_everybody_before_anybody_twice():
     rounds = [{member.node_id for member in rotation.next(members)} for _ in range(3)]
     assert [len(probed) for probed in rounds] == [PROBES_A_ROUND] * 3
     assert set.union(*rounds) == {member.node_id for member in members}
+
+
+OURS, OTHER = 1, 2
+
+
+def test_a_difference_that_stays_the_same_is_told_of_first_and_leads_to_an_exchange_then():
+    news = News()
+    assert [news.sort_out({"a": OTHER}, OURS, 0.5 * i) for i in range(4)] == [
+        (["a"], []),
+        (["a"], []),
+        ([], ["a"]),
+        ([], ["a"]),  # until one has taken place
+    ]
+    news.exchanged("a")
+    assert news.sort_out({"a": OTHER}, OURS, 2.0) == (["a"], [])
+
+
+def test_a_difference_that_stays_the_same_leads_to_an_exchange_however_seldom_it_is_looked_at():
+    news = News()
+    assert news.sort_out({"a": OTHER}, OURS, 0.0) == (["a"], [])
+    assert news.sort_out({"b": OURS}, OURS, 1.0) == ([], [])  # others' turns come in between
+    assert news.sort_out({"a": OTHER}, OURS, 60.0) == ([], ["a"])
+
+
+def test_while_digests_change_news_is_under_way_and_is_waited_for_as_long_as_it_is_news():
+    news = News()
+    for i in range(10):
+        assert news.sort_out({"a": 100 + i}, OURS, 0.5 * i) == (["a"], [])
+    assert news.sort_out({"a": 110}, OURS, 5.0) == ([], ["a"])
+
+
+def test_of_two_differences_that_are_long_apart_each_is_waited_for():
+    news = News()
+    assert news.sort_out({"a": OTHER}, OURS, 0.0) == (["a"], [])
+    assert news.sort_out({"a": 3}, 4, 16.0) == (["a"], [])
+    assert news.sort_out({"a": OURS}, OURS, 16.5) == ([], [])
+    assert news.sort_out({"a": 3}, 4, 17.5) == (["a"], [])
 
 
 def test_lateness_is_what_exceeds_the_promises():

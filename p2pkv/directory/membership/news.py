@@ -2,11 +2,15 @@
 
 Changes travel as they are, not as whole views. A peer whose digest differs from ours is told what changed here
 lately, as it tells us; only when that did not help are views exchanged.
+
+While members find out one by one that one of them is lost, digests differ in whether it is one, and who is told of it
+takes it in at the end of its own round. So a difference leads to whole views when it stays the same, or does not end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from p2pkv.directory.view import Member
 
@@ -14,8 +18,22 @@ RECENT_S = 5.0
 """For how long a change may still be unknown to a peer that merely has not heard of it yet."""
 MAX_NEWS = 1024
 """Records told at once; what is more comes with the exchange of views that follows."""
-_DIFFERENT_ROUNDS = 2
-"""So many rounds a peer may differ before views are exchanged: in the first it is told what is new."""
+_PATIENCE_S = 1.0
+"""How long a difference may stay the same until views are exchanged: a round, at whose end news that came during it is
+taken in, and as much until the next look. With less, a loss among 200 members led to whole views."""
+_FORGOTTEN_S = 600.0
+"""After so long a peer that was not looked at again is forgotten: the longest rotation takes less."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """What two digests were when they were looked at last, and since when."""
+
+    digests: tuple[int, int]
+    same_since: float
+    differs_since: float
+    """Since when they have differed at every look, with at most ``RECENT_S`` between two."""
+    looked_at: float
 
 
 class News:
@@ -24,7 +42,7 @@ class News:
     def __init__(self) -> None:
         self._untold: dict[str, Member] = {}
         self._recent: dict[str, tuple[Member, float]] = {}
-        self._rounds: dict[str, int] = {}
+        self._differences: dict[str, _Difference] = {}
 
     @property
     def is_untold(self) -> bool:
@@ -49,24 +67,31 @@ class News:
             del self._recent[node_id]
         return [member for member, _ in self._recent.values()][-MAX_NEWS:]
 
-    def sort_out(self, differs: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-        """Note which addresses' digests differ now; return whom to tell what is new, and whom to exchange views with.
+    def sort_out(self, theirs: Mapping[str, int], ours: int, now: float) -> tuple[list[str], list[str]]:
+        """Note the digests at these addresses; return whom to tell what is new, and whom to exchange views with.
 
-        A digest that differs right after an exchange is given its rounds anew.
+        A digest that differs right after an exchange is given its time anew.
         """
         tell, exchange = [], []
-        for address, is_different in differs.items():
-            rounds = self._rounds.pop(address, 0) + 1 if is_different else 0
-            if 0 < rounds < _DIFFERENT_ROUNDS:
-                tell.append(address)
-                self._rounds[address] = rounds
-            elif rounds:
+        for address, digest in theirs.items():
+            before = self._differences.pop(address, None)
+            if digest == ours:
+                continue
+            same_since = differs_since = now
+            if before is not None:
+                same_since = before.same_since if before.digests == (digest, ours) else now
+                differs_since = before.differs_since if now <= before.looked_at + RECENT_S else now
+            self._differences[address] = _Difference((digest, ours), same_since, differs_since, now)
+            # where changes never end digests never stay the same, and what is lacking is no news any more
+            if now - same_since >= _PATIENCE_S or now - differs_since >= RECENT_S:
                 exchange.append(address)
-                self._rounds[address] = rounds
-        for address in [address for address in self._rounds if address not in differs]:
-            del self._rounds[address]
+            else:
+                tell.append(address)
+        for address, difference in list(self._differences.items()):
+            if difference.looked_at + _FORGOTTEN_S < now:
+                del self._differences[address]
         return tell, exchange
 
     def exchanged(self, address: str) -> None:
         """Note that views were exchanged with an address."""
-        self._rounds.pop(address, None)
+        self._differences.pop(address, None)

@@ -118,11 +118,13 @@ class TellingMembership(Membership):
         self, roster: Roster, strangers: Sequence[str], replies: Mapping[str, ProbeReply | None]
     ) -> None:
         """Bring closer together those who believe otherwise than this node."""
-        digest = self._view.digest
-        differs = {a: reply.digest != digest for a, reply in replies.items() if reply is not None}
-        unlike = [address for address in dict.fromkeys(strangers) if differs.pop(address, False)]
-        to_tell, to_exchange = self._news.sort_out(differs)
-        recent = self._news.recent(self._clock.monotonic()) if to_tell else []
+        now, digest = self._clock.monotonic(), self._view.digest
+        digests = {address: reply.digest for address, reply in replies.items() if reply is not None}
+        # a member at a join address is none: all ask it, and it may hear of a change a moment after them
+        unknown = [a for a in dict.fromkeys(strangers) if not _is_by_member(roster.view(), replies.get(a))]
+        unlike = [address for address in unknown if digests.pop(address, digest) != digest]
+        to_tell, to_exchange = self._news.sort_out(digests, digest, now)
+        recent = self._news.recent(now) if to_tell else []
         if recent:
             blob = self._messages.news(recent)
             self._tell([(a, blob) for a in self._random.sample(to_tell, min(FAN_OUT, len(to_tell)))])
@@ -228,6 +230,17 @@ class TellingMembership(Membership):
 def key_and_boot(member: Member) -> tuple[int, int]:
     """Return what a member answers probes with."""
     return (member.key, member.boot_epoch)
+
+
+def _is_by_member(view: View, reply: ProbeReply | None) -> bool:
+    """Whether a member has answered, in the boot in which it is one."""
+    member = None if reply is None else view.by_key(reply.node_key)
+    return (
+        member is not None
+        and member.is_present
+        and reply is not None
+        and reply.boot_epoch == member.boot_epoch
+    )
 
 
 def _new_random() -> Random:
