@@ -43,6 +43,8 @@ class Ring:
 
     members: tuple[Member, ...]
     """Those present, alive or suspected, by node id; one of weight 0 or without a seat holds no entries."""
+    seated: tuple[Member, ...]
+    """Those of them with a seat."""
     replicas: int
     _boots: tuple[tuple[str, int, float], ...]
     """Ids, boots and weights of those with a seat."""
@@ -61,11 +63,12 @@ class Ring:
         self.members = tuple(sorted(present, key=lambda member: member.node_id))
         self.replicas = replicas
         seated = _seated(self.members)
-        self._boots = tuple((member.node_id, member.boot_epoch, member.weight) for _, member in seated)
+        self.seated = tuple(member for _, member in seated)
+        self._boots = tuple((member.node_id, member.boot_epoch, member.weight) for member in self.seated)
         if like is not None and like.is_like(self):
             self.points, self._seats = like.points, like._seats
         else:
-            self._place([member for _, member in seated])
+            self._place(self.seated)
         # the last place is where NOBODY, as an index, points
         self.successors = np.array([*(index for index, _ in seated), NOBODY], np.int32)[self._seats]
 

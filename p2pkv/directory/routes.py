@@ -25,7 +25,8 @@ class Route:
     table: _native.RingTable
     member_keys: NDArray[np.uint64]
     before: Route | None = None
-    """The same without the newcomers, to whom not everything may have been put yet; None: there are none."""
+    """The same without those who are new in the directory, to whom not everything may have been put yet, and with those
+    who gave way to them; None: there are none."""
     before_until: float = 0.0
     """When nobody is new any more, a time of the clock's ``monotonic()``."""
     away: tuple[Member, ...] = ()
@@ -63,12 +64,14 @@ class Routes:
     def follow(self, view: View) -> None:
         """Route by ``view`` from now on; entries of owners outside it stop counting, for as long as they are away."""
         present = view.present()
-        settled = self._newcomers.settled(present)
         old = self.now
-        has_newcomers = 0 < len(settled) < len(present)
-        before = self._made(settled, like=old.before or old) if has_newcomers else None
+        route = self._made(present, like=old)
+        settled = self._newcomers.settled(route.ring.seated, present)
+        if settled and set(settled) != set(route.ring.seated):
+            before = self._made(settled, like=old.before or old)
+            route = replace(route, before=None if before.ring.is_like(route.ring) else before)
         away = tuple(member for member in view.values() if member.may_come_back)
-        self._take(replace(self._made(present, like=old, before=before), away=away))
+        self._take(replace(route, away=away))
 
     def confirm(self) -> None:
         """Say that the last view still is up to date; without it no entry is swept out. Newcomers settle by it."""
@@ -99,14 +102,12 @@ class Routes:
         self._shard.set_rings([route.table] if route.before is None else [route.table, route.before.table])
         self.now = route
 
-    def _made(
-        self, members: Sequence[Member], *, like: Route | None = None, before: Route | None = None
-    ) -> Route:
+    def _made(self, members: Sequence[Member], *, like: Route | None = None) -> Route:
         ring = Ring(members, self._replicas, like=like.ring if like is not None else None)
         keys = [node_key(member.node_id) for member in ring.members]
         own_index = keys.index(self._own_key) if self._own_key in keys else -1
         member_keys, until = np.array(keys, np.uint64), self._clock.monotonic() + SETTLING_S
-        return Route(ring, own_index, _table(ring, own_index), member_keys, before, until)
+        return Route(ring, own_index, _table(ring, own_index), member_keys, None, until)
 
 
 def _table(ring: Ring, own_index: int) -> _native.RingTable:

@@ -13,12 +13,14 @@ import pytest
 import pages
 from cluster import eventually
 from p2pkv import Config, Node
-from p2pkv.directory import newcomers, routes
+from p2pkv.directory import newcomers, ring, routes
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.newcomers import Newcomers
 from p2pkv.directory.view import Member
+from p2pkv.page import Keys
 from p2pkv.testing.ports import free_port
 from p2pkv.testing.simulated_network import SimulatedClock
+from simulated_directory_nodes import DirectoryNode, DirectoryNodes
 
 N, NBYTES = 256, 4096
 LONG_AGO = 1_000
@@ -29,23 +31,95 @@ def member(name: str, boot_epoch: int = LONG_AGO) -> Member:
 
 
 def test_who_started_long_ago_is_settled_however_new_to_this_node() -> None:
-    assert Newcomers().settled([member("a"), member("b", time.time_ns())]) == [member("a")]
+    both = [member("a"), member("b", time.time_ns())]
+    assert Newcomers().settled(both, both) == [member("a")]
 
 
 def test_a_clock_that_is_wrong_makes_nobody_new_for_ever() -> None:
     clock = SimulatedClock(100.0)
     ahead = member("ahead", clock.wall_ns() + 10**15)
     known = Newcomers(clock)
-    assert known.settled([ahead]) == []
+    assert known.settled([ahead], [ahead]) == []
     clock.now += newcomers.SETTLING_S + 1
-    assert known.settled([ahead]) == [ahead]
+    assert known.settled([ahead], [ahead]) == [ahead]
 
 
 def test_who_comes_back_in_another_boot_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Newcomers()
     first, again = member("a"), member("a", time.time_ns())
-    assert known.settled([first]) == [first]
-    assert known.settled([again]) == []
+    assert known.settled([first], [first]) == [first]
+    assert known.settled([again], [again]) == []
+
+
+def test_who_takes_a_seat_is_new_however_long_it_has_been_a_member() -> None:
+    clock = SimulatedClock(100.0)
+    known, a, b, c = Newcomers(clock), member("a"), member("b"), member("c")
+    assert known.settled([a, b], [a, b, c]) == [a, b]
+    clock.now += 100.0
+    assert known.settled([b, c], [b, c]) == [b]
+    clock.now += newcomers.SETTLING_S + 1
+    assert known.settled([b, c], [b, c]) == [b, c]
+
+
+def test_who_gives_its_seat_up_is_asked_for_as_long_as_its_successor_is_new() -> None:
+    clock = SimulatedClock(100.0)
+    known, old, new = Newcomers(clock), member("a"), member("b", SimulatedClock(100.0).wall_ns())
+    assert known.settled([old], [old]) == [old]
+    clock.now += 1.0
+    assert known.settled([new], [old, new]) == [old]
+    clock.now += newcomers.SETTLING_S
+    assert known.settled([new], [old, new]) == [old]
+    clock.now += 1.0
+    assert known.settled([new], [old, new]) == [new]
+    assert known.settled([new], [new]) == [new]
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[DirectoryNodes]:
+    """Have members for whom there are too few seats."""
+    monkeypatch.setattr(ring, "SEATS", 6)
+    crowded = DirectoryNodes(*(f"n{i}" for i in range(12)), page_nbytes=64)
+    yield crowded
+    crowded.close()
+
+
+def seated(node: DirectoryNode) -> list[str]:
+    return [member.node_id for member in node.directory.ring.seated]
+
+
+def owners_of(keys: Keys, node: DirectoryNode) -> list[set[str]]:
+    now = node.directory.ring
+    return [{now.members[index].node_id for index in owners} for owners in now.owners(keys)]
+
+
+def test_what_one_owner_of_before_still_knows_is_found_when_others_take_the_seats_of_the_lost(
+    crowded: DirectoryNodes,
+) -> None:
+    lost = seated(crowded.nodes["n0"])[:3]
+    publisher, reader, *_ = (node for name, node in crowded.nodes.items() if name not in lost)
+    keys = publisher.publish(1000)
+    is_known = np.array([not owners <= set(lost) for owners in owners_of(keys, publisher)])
+    for name in lost:
+        crowded.remove(name)
+    crowded.set_view(*crowded.nodes)
+    assert len(seated(reader)) == 6
+    found = reader.directory.get(keys, reader.clock.now + 5.0)[0].astype(bool)
+    assert (found == is_known).all()
+    assert 0 < is_known.sum() < len(keys), "nobody has lost both entries: the test proves nothing"
+    crowded.run(5.0)
+    assert reader.n_found(keys) == len(keys)
+
+
+def test_what_those_know_who_give_their_seats_up_to_newcomers_is_found(crowded: DirectoryNodes) -> None:
+    publisher, reader = crowded.nodes["n0"], crowded.nodes["n1"]
+    keys = publisher.publish(1000)
+    before = owners_of(keys, publisher)
+    for i in range(60):
+        crowded.add(f"new{i}")
+    crowded.set_view(*crowded.nodes)
+    n_moved = sum(owners.isdisjoint(seated(reader)) for owners in before)
+    assert n_moved > 0, "each page has an owner that has kept its seat: the test proves nothing"
+    assert reader.n_found(keys) == len(keys)
 
 
 @pytest.fixture
@@ -102,9 +176,9 @@ class Joining:
             node.close()
 
 
-def settled_by_name(_: Newcomers, members: tuple[Member, ...]) -> list[Member]:
+def settled_by_name(_: Newcomers, seated: tuple[Member, ...], present: tuple[Member, ...]) -> list[Member]:
     """The owner was there before; here all have started within seconds."""
-    return [member for member in members if member.node_id == "owner"]
+    return [member for member in present if member.node_id == "owner"]
 
 
 def test_pages_whose_entries_belong_to_newcomers_are_found(
@@ -124,7 +198,7 @@ def test_pages_whose_entries_belong_to_newcomers_are_found(
 def test_without_those_who_were_there_before_they_are_missed_until_they_are_put_again(
     tmp_path: Path, owes: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Newcomers, "settled", lambda _, members: list(members))
+    monkeypatch.setattr(Newcomers, "settled", lambda _, seated, present: list(present))
     joining = Joining(tmp_path)
     try:
         assert joining.n_hits() < N
