@@ -141,6 +141,23 @@ def test_guests_of_an_earlier_run_stay_if_the_next_has_taken_nothing_back(
     assert holder.there() == [stay] * 4
 
 
+def test_guests_of_an_earlier_run_go_if_a_word_of_it_never_came(holder: Holder) -> None:
+    holder.guests.followed(SOURCE, LOG, 5)
+    assert holder.store(5) == STORED
+    holder.guests.followed(SOURCE, LOG, 6)  # and ends before it is asked a second time
+    holder.guests.followed(SOURCE, LOG + 1, 0)
+    assert holder.there() == [0, 0, 0, 0]
+
+
+def test_guests_of_an_earlier_run_stay_if_its_last_word_came_late(holder: Holder) -> None:
+    holder.guests.followed(SOURCE, LOG, 5)
+    assert holder.store(5) == STORED
+    holder.guests.followed(SOURCE, LOG, 6)
+    holder.take_back(5, 6, 1)
+    holder.guests.followed(SOURCE, LOG + 1, 0)
+    assert holder.there() == [0, 1, 1, 1]
+
+
 def test_guests_of_an_earlier_run_go_if_this_process_has_slept_since_that_answered_last(
     holder: Holder,
 ) -> None:

@@ -93,10 +93,11 @@ void Guests::followed(uint64_t source, TakenBack known, bool has_slept) {
       return;
     }
     const bool is_other_run = held.heard.log != known.log;
-    if (is_other_run && known.number == 0 && !has_slept) {
+    const bool is_behind = held.behind > held.heard.number;
+    if (is_other_run && known.number == 0 && !has_slept && !is_behind) {
       held.heard = known;
       held.behind = 0;
-    } else if (is_other_run || (known.number > held.heard.number && held.behind > held.heard.number)) {
+    } else if (is_other_run || (known.number > held.heard.number && is_behind)) {
       // What it has taken back since it was restarted, or since it was last asked, nobody here has heard of.
       lose(source, known);
     } else if (known.number > held.heard.number) {
