@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,15 @@ class Word:
     """``(n,)``: which of the pages it was asked for are its own, where they were said to be."""
 
 
+class _Contact(NamedTuple):
+    """What is another one after a time in which a source may have told this node nothing of what it took back."""
+
+    n_sleeps: int
+    """How often this process had slept."""
+    met_since: float | None
+    """Since when the source had been a member: while it is none to this node, this node may be none to it."""
+
+
 class Sources:
     """The nodes whose pages this one holds. Used by one thread, as the native side asks for."""
 
@@ -75,19 +85,25 @@ class Sources:
         native: _native.Guests,
         client: ControlClient,
         members: Members,
+        *,
+        met_since: Callable[[int], float | None],
         epochs: _native.NamespaceEpochs,
     ) -> None:
-        """``epochs`` knows how often this process has slept, and hears when what it has missed so is known again."""
+        """``epochs`` knows how often this process has slept, and hears when what it has missed so is known again.
+
+        ``met_since``: since when a node has been a member without a break, None if it is none.
+        """
         self._own_key = own_key
         self._native = native
         self._client = client
         self._members = members
+        self._met_since = met_since
         self._epochs = epochs
         self._n_sleeps = 0
         self._n_answered = 0
         """How often in a row all sources have answered since this process slept last."""
-        self._slept_when_heard: dict[int, int] = {}
-        """How often it had slept when each source was asked what it has answered last."""
+        self._when_heard: dict[int, _Contact] = {}
+        """The contact in which each source was asked what it has answered last."""
 
     def follow(self, ids: Keys, locations: Locations, deadline: float) -> dict[int, Word]:
         """Have the owners of these pages tell this node what they take back; return their answers by node key.
@@ -107,10 +123,10 @@ class Sources:
             owners.append(owner)
             requests.append(self._request(member, pages.tobytes(), len(pages)))
         words = {}
-        n_sleeps = self._epochs.n_sleeps
+        contacts = [self._contact(owner) for owner in owners]  # after it is known which run is asked
         with self._client.send(requests) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
-                word = self._take(owners[index], reply, requests[index].count, n_sleeps)
+                word = self._take(owners[index], reply, requests[index].count, contacts[index])
                 if word is not None:
                     words[owners[index]] = word
         return words
@@ -124,15 +140,16 @@ class Sources:
         sources, members = self._native.sources(), self._members()
         # one that is gone can take nothing back; it is asked when it is here again
         present = [source for source in sources if source in members]
+        contacts = [self._contact(source) for source in present]  # after it is known which run is asked
         n_answered = 0
         with self._client.send([self._request(members[source], b"", 0) for source in present]) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
-                n_answered += self._take(present[index], reply, 0, n_sleeps) is not None
+                n_answered += self._take(present[index], reply, 0, contacts[index]) is not None
         # what goes is no source's any more, and is there until it has gone
         is_going = self._native.is_going()
         is_whole = n_answered == len(sources) and not is_going
         self._note_polled(n_sleeps, is_whole=is_whole, has_guests=bool(sources) or is_going)
-        self._slept_when_heard = {key: n for key, n in self._slept_when_heard.items() if key in sources}
+        self._when_heard = {key: contact for key, contact in self._when_heard.items() if key in sources}
         return len(sources)
 
     def _note_polled(self, n_sleeps: int, *, is_whole: bool, has_guests: bool) -> None:
@@ -146,14 +163,17 @@ class Sources:
         body = U64.pack(self._own_key) + pages
         return Request(member.address, Kind.FOLLOW, body, count=n_pages, boot=member.boot_epoch)
 
-    def _take(self, source: int, reply: Reply, n_pages: int, n_sleeps: int) -> Word | None:
-        """Take an answer that was asked for when this process had slept ``n_sleeps`` times."""
+    def _contact(self, source: int) -> _Contact:
+        return _Contact(self._epochs.n_sleeps, self._met_since(source))
+
+    def _take(self, source: int, reply: Reply, n_pages: int, contact: _Contact) -> Word | None:
+        """Take an answer that was asked for in this contact."""
         if not reply.ok or len(reply.body) != TAKEN_BACK.size + n_pages:
             return None
         log, number = TAKEN_BACK.unpack_from(reply.body)
-        has_slept = self._slept_when_heard.get(source, n_sleeps) != n_sleeps
-        self._native.followed(source, log, number, has_slept)
-        self._slept_when_heard[source] = n_sleeps
+        was_out_of_touch = self._when_heard.get(source, contact) != contact
+        self._native.followed(source, log, number, was_out_of_touch)
+        self._when_heard[source] = contact
         return Word(log, number, np.frombuffer(reply.body, np.uint8, offset=TAKEN_BACK.size).astype(bool))
 
 
@@ -219,6 +239,11 @@ class Followers:
         with self._meeting:
             self._met = {key: self._met.get(key, now) for key in members}
         self._native.forget_absent(list(members), time.monotonic_ns())
+
+    def met_since(self, key: int) -> float | None:
+        """Return since when a node has been a member without a break, as this node was told; None if it is none."""
+        with self._meeting:
+            return self._met.get(key)
 
     def let_go(self, deadline: float) -> int:
         """Have who follows this node take its guests for own pages; return how many pages that were, in all.

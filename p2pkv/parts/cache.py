@@ -233,12 +233,20 @@ class CacheParts:
         config, loop, client = self._config, self._control.server.loop, self._control.client
         capacity = self.pool.largest_page
         self.pins = Pins(self.pool, int(config.pin_share * capacity), self._metrics)
+        self.sources = Sources(
+            self._own_key,
+            self.guests,
+            client,
+            self.members,
+            met_since=self.followers.met_since,
+            epochs=self._control.epochs,
+        )
         self.prefetcher = Prefetcher(
             pool=self.pool,
             tier=self.tier,
             own_key=self._own_key,
             native=self.guests,
-            sources=Sources(self._own_key, self.guests, client, self.members, self._control.epochs),
+            sources=self.sources,
             directory=self.directory,
             read=self.cache.read_located,
             register=lambda array: registrar.register(array, None, is_readable=False),

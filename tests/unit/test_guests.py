@@ -163,7 +163,7 @@ def test_guests_of_an_earlier_run_go_if_this_process_has_slept_since_that_answer
 ) -> None:
     holder.guests.followed(SOURCE, LOG, 5)
     assert holder.store(5) == STORED
-    holder.guests.followed(SOURCE, LOG + 1, 0, has_slept=True)
+    holder.guests.followed(SOURCE, LOG + 1, 0, was_out_of_touch=True)
     assert holder.there() == [0, 0, 0, 0]
 
 

@@ -111,10 +111,10 @@ void bind_guests(nb::module_& m) {
       .def("forget_absent", &Guests::forget_absent, "members"_a, "now_ns"_a, Released())
       .def(
           "followed",
-          [](Guests& self, uint64_t source, uint64_t log, uint64_t number, bool has_slept) {
-            self.followed(source, {log, number}, has_slept);
+          [](Guests& self, uint64_t source, uint64_t log, uint64_t number, bool was_out_of_touch) {
+            self.followed(source, {log, number}, was_out_of_touch);
           },
-          "source"_a, "log"_a, "number"_a, "has_slept"_a = false, Released())
+          "source"_a, "log"_a, "number"_a, "was_out_of_touch"_a = false, Released())
       .def("is_going", &Guests::is_going, Released())
       .def("store", store, "keys"_a.noconvert(), "addresses"_a.noconvert(), "origins"_a.noconvert(),
            "locations"_a.noconvert(), "epoch"_a)

@@ -83,7 +83,7 @@ void Guests::forget_absent(const std::vector<uint64_t>& members, int64_t now_ns)
 
 // --- as a holder
 
-void Guests::followed(uint64_t source, TakenBack known, bool has_slept) {
+void Guests::followed(uint64_t source, TakenBack known, bool was_out_of_touch) {
   {
     const Lock lock(mutex_);
     Source& held = sources_[source];
@@ -94,7 +94,7 @@ void Guests::followed(uint64_t source, TakenBack known, bool has_slept) {
     }
     const bool is_other_run = held.heard.log != known.log;
     const bool is_behind = held.behind > held.heard.number;
-    if (is_other_run && known.number == 0 && !has_slept && !is_behind) {
+    if (is_other_run && known.number == 0 && !was_out_of_touch && !is_behind) {
       held.heard = known;
       held.behind = 0;
     } else if (is_other_run || (known.number > held.heard.number && is_behind)) {

@@ -99,9 +99,10 @@ class Guests {
   // --- this node as the holder of guests
 
   // Takes what a source has answered to a follow. Its guests stay if nothing can have been missed; otherwise
-  // they are gone when this returns. `has_slept`: this process has stood still since the source's last
-  // answer, so that an earlier run of it may have taken pages back unheard.
-  void followed(uint64_t source, TakenBack known, bool has_slept = false);
+  // they are gone when this returns. `was_out_of_touch`: since the source's last answer this process has
+  // stood still, or the two were no members of each other, so that an earlier run of it may have taken pages
+  // back unheard.
+  void followed(uint64_t source, TakenBack known, bool was_out_of_touch = false);
   // Takes out what a source says that it took back. If that may be all it had here they are only going, and
   // it is heard once `has_gone` says so of what this returns.
   uint64_t take_back(const TakeBack& told, const Key* keys, size_t n);
