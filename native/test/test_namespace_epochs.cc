@@ -182,3 +182,23 @@ TEST(who_has_slept_answers_for_no_guest_until_their_sources_were_asked_after_tha
   vigil.show_in(nullptr);
   CHECK_EQ(guests, int64_t{0});
 }
+
+TEST(who_was_given_up_while_it_was_awake_keeps_no_vigil_until_it_has_asked_after_that) {
+  p2pkv::Vigil vigil;
+  int64_t until = 0, guests = 0;
+  vigil.show_in(&until, &guests);
+  vigil.keep(kBelieved);
+  vigil.turned(1000);
+  const uint64_t n_before = vigil.n_sleeps();
+  vigil.was_given_up();
+  vigil.caught_up(n_before);  // asked before it heard of that
+  vigil.guests_caught_up(n_before);
+  vigil.turned(1100);
+  CHECK_EQ(until, int64_t{0});
+  CHECK_EQ(guests, int64_t{0});
+  vigil.caught_up(vigil.n_sleeps());
+  vigil.guests_caught_up(vigil.n_sleeps());
+  vigil.turned(1200);
+  CHECK_EQ(until, 1200 + kBelieved);
+  CHECK_EQ(guests, 1200 + kBelieved);
+}

@@ -407,6 +407,7 @@ class NodeParts:
             self.control.forget(member.address)
 
     def _resurrected(self) -> None:
+        self.control.epochs.was_given_up()
         if self.caching is not None:
             self.caching.resurrected()
 
@@ -417,6 +418,7 @@ class NodeParts:
             self.caching.pool.native.keep_boots(claim.kept_since, claim.boot_epoch)
 
     def _rebooted(self, boot: int) -> None:
+        self.control.epochs.was_given_up()  # by those who knew a higher one
         self._claimed(Claim(boot, boot))
         self.offers.announce(self.own_key, boot)
         if self.caching is not None:

@@ -138,3 +138,19 @@ def test_what_a_source_took_back_while_it_was_away_goes_when_its_next_run_answer
     pair.start_source()
     pair.ask()
     assert pair.n_there() == 0
+
+
+def test_a_holder_that_was_taken_for_dead_answers_for_no_guest_until_it_has_asked_again(pair: Pair) -> None:
+    pair.bring()
+    assert pair.ask() == 1
+    eventually(pair.are_found_by_engines, 30.0)
+    pair.take_back_untold()
+    before = record_of(pair.holder)
+    pair.tell(pair.holder, replace(before, state=State.DEAD))
+    eventually(lambda: record_of(pair.holder).incarnation > before.incarnation, 30.0)
+    eventually(lambda: not pair.are_found_by_engines(), 10.0)
+    pair.ask()
+    assert not pair.are_found_by_engines()
+    pair.ask()
+    assert pair.n_there() == 0
+    eventually(pair.are_found_by_engines, 30.0)

@@ -94,6 +94,7 @@ void bind_epochs(nb::module_& m) {
             self.vigil().keep(static_cast<int64_t>(seconds * 1e9));
           },
           "seconds"_a)
+      .def("was_given_up", [](NamespaceEpochs& self) { self.vigil().was_given_up(); })
       .def_prop_ro("n_sleeps", [](NamespaceEpochs& self) { return self.vigil().n_sleeps(); })
       .def(
           "caught_up", [](NamespaceEpochs& self, uint64_t n_sleeps) { self.vigil().caught_up(n_sleeps); },

@@ -3,7 +3,8 @@
 // A bump waits for every member, until it has answered or is given up by the one that bumps. So a node that
 // was awake a moment ago knows of all bumps that are over: it was asked, or nobody can have given it up
 // since. One that was stopped for longer than that knows of none that was told meanwhile, when it goes on as
-// well: not before it has asked another member.
+// well: not before it has asked another member. So it is with one that was awake and given up all the same,
+// because it could not be reached, from when it hears of that.
 #pragma once
 
 #include <atomic>
@@ -49,7 +50,15 @@ class Vigil {
     if (n_sleeps_ == n_guests_caught_up_) show(guests_shown_, now_ns + believed_ns_);
   }
 
-  // How often it has slept for longer.
+  // Says that others had given this node up though it was awake: it has missed what one that sleeps misses.
+  void was_given_up() {
+    const std::lock_guard lock(mutex_);
+    ++n_sleeps_;
+    show(shown_, 0);
+    show(guests_shown_, 0);
+  }
+
+  // How often it has slept for longer, or was given up.
   uint64_t n_sleeps() const { return n_sleeps_; }
   // After this many sleeps, not fewer, another member has said what it knows, or there was none.
   void caught_up(uint64_t n_sleeps) {
