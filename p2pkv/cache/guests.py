@@ -102,6 +102,10 @@ class Sources:
         self._n_sleeps = 0
         self._n_answered = 0
         """How often in a row all sources have answered since this process slept last."""
+        self._n_caught_up = 0
+        """After how many sleeps what it had missed so was known again last."""
+        self.n_silent = 0
+        """How many sources did not answer last, while no guest is found by engines before all have."""
         self._when_heard: dict[int, _Contact] = {}
         """The contact in which each source was asked what it has answered last."""
 
@@ -147,8 +151,10 @@ class Sources:
                 n_answered += self._take(present[index], reply, 0, contacts[index]) is not None
         # what goes is no source's any more, and is there until it has gone
         is_going = self._native.is_going()
-        is_whole = n_answered == len(sources) and not is_going
+        n_silent = len(sources) - n_answered
+        is_whole = n_silent == 0 and not is_going
         self._note_polled(n_sleeps, is_whole=is_whole, has_guests=bool(sources) or is_going)
+        self.n_silent = 0 if self._n_caught_up == n_sleeps else n_silent
         self._when_heard = {key: contact for key, contact in self._when_heard.items() if key in sources}
         return len(sources)
 
@@ -158,6 +164,7 @@ class Sources:
         self._n_answered = self._n_answered + 1 if is_whole else 0
         if self._n_answered >= _POLLS or not has_guests:
             self._epochs.guests_caught_up(n_sleeps)
+            self._n_caught_up = n_sleeps
 
     def _request(self, member: Member, pages: bytes, n_pages: int) -> Request:
         body = U64.pack(self._own_key) + pages

@@ -27,6 +27,7 @@ READINGS = {
     "p2pkv_fetched_guest_pages_total": "Pages of other nodes that calls found in the pool",
     "p2pkv_taken_back_guests_total": "Pages of other nodes taken out because these took them back",
     "p2pkv_lost_sources_total": "Times all pages of a node were taken out, for word of it may have been missed",
+    "p2pkv_silent_sources": "Nodes that keep engines from finding guests here until they answer, or their pages go",
     "p2pkv_followers": "Nodes that have asked to be told what this one takes back",
     "p2pkv_prefetches": "Prefetches that wait or are under way",
     "p2pkv_pool_next_out_age_seconds": "Age of the page that is evicted next, as far as remembered; 0: no pages",

@@ -47,6 +47,7 @@ class CacheFigures:
             "p2pkv_fetched_guest_pages_total": pool["guest_hits"],
             "p2pkv_taken_back_guests_total": guests["taken_back"],
             "p2pkv_lost_sources_total": guests["sources_lost"],
+            "p2pkv_silent_sources": self._parts.sources.n_silent,
             "p2pkv_followers": len(self._parts.guests.followers()),
             "p2pkv_draining": float(self._parts.drainer.has_begun),
             "p2pkv_prefetches": self._parts.prefetcher.n_waiting,

@@ -97,9 +97,9 @@ class Pair:
         return pool is not None and pool.are_guests_believed
 
     def tell(self, node: Node, record: Member) -> None:
-        """Have a member tell a node what it believes of that."""
-        blob = encode("source", [record])
-        reply = caching_of(self.source)._control.client.ask(Request(node.address, Kind.GOSSIP, blob), 30.0)
+        """Tell a node what a member believes of that."""
+        blob = encode("another", [record])
+        reply = caching_of(self.holder)._control.client.ask(Request(node.address, Kind.GOSSIP, blob), 30.0)
         assert reply is not None
         assert reply.ok
 
@@ -153,4 +153,26 @@ def test_a_holder_that_was_taken_for_dead_answers_for_no_guest_until_it_has_aske
     assert not pair.are_found_by_engines()
     pair.ask()
     assert pair.n_there() == 0
+    eventually(pair.are_found_by_engines, 30.0)
+
+
+def test_a_source_for_which_engines_find_no_guests_is_counted(pair: Pair) -> None:
+    def n_silent() -> float:
+        return pair.holder.counters()["p2pkv_silent_sources"]
+
+    pair.bring()
+    pair.source.close()
+    eventually(lambda: SOURCE not in caching_of(pair.holder).members(), 30.0)
+    assert pair.ask() == 1
+    assert pair.n_there() == len(KEYS)
+    assert n_silent() == 0  # it may be gone for good, and nothing was missed before
+    before = record_of(pair.holder)
+    pair.tell(pair.holder, replace(before, state=State.DEAD))
+    eventually(lambda: not pair.are_found_by_engines(), 30.0)
+    assert pair.ask() == 1
+    assert n_silent() == 1
+    assert not pair.are_found_by_engines()
+    caching_of(pair.holder).guests.evict(pair.ids)
+    assert pair.ask() == 0
+    assert n_silent() == 0
     eventually(pair.are_found_by_engines, 30.0)
