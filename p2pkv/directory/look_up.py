@@ -27,6 +27,9 @@ FEW = 8
 _MOST_HOLDERS = 2
 """So many holders are asked, one after the other: a conversation's later turns may be another node's."""
 
+_SHARE = 0.25
+"""What of the time left is waited for one member."""
+
 
 @dataclass(slots=True)  # not frozen: that triples the time it takes to make one
 class LookUp:
@@ -49,7 +52,8 @@ class LookUp:
         """Ask the owners for the first page that is not found, and who has it for all after it, and so on.
 
         Returns whether that is all that is worth asking: with ``leading`` it is, once nobody has the page that comes
-        next. Who does not answer soon costs ``SILENT_OWNER_S`` and proves nothing. Does nothing in a small cluster.
+        next. Who does not answer soon costs ``SILENT_OWNER_S``, or a quarter of a short call, and proves nothing. Does
+        nothing in a small cluster.
         """
         if route.ring.n_seats <= self.few:
             return False
@@ -75,9 +79,14 @@ class LookUp:
         """Ask the owners of one page; whether they have all been heard, as far as they can be."""
         is_done = np.ones(len(self.keys), np.uint8)
         is_done[row] = 0
-        until = min(self.deadline, self.clock.monotonic() + SILENT_OWNER_S)
+        until = self._soon()
         is_heard = self._ask_in_turn(route, is_done, until)
         return self._ask_earlier_owners(route, before, is_done, until) and is_heard
+
+    def _soon(self) -> float:
+        """Return until when one member is waited for: most of a short call is left for all the others."""
+        now = self.clock.monotonic()
+        return now + min(SILENT_OWNER_S, (self.deadline - now) * _SHARE)
 
     def _holder(self, route: Route, row: np.intp) -> int:
         """Return which member has the page, by its number; -1: a stranger, or several, of which each is to be named.
@@ -95,9 +104,8 @@ class LookUp:
         members = np.full(len(self.keys), -1, np.int32)
         members[rows] = holder
         ask = _native.AskBatch.of_members(members, route.table)
-        until = min(self.deadline, self.clock.monotonic() + SILENT_OWNER_S)
         self.metrics.count(self.metrics.looked_up_pages, "holders", len(rows))
-        self.owners.ask(route, Question(Kind.HELD, ask, self.keys, self.found, self.locations), until)
+        self.owners.ask(route, Question(Kind.HELD, ask, self.keys, self.found, self.locations), self._soon())
         # It speaks for itself alone: where others' pages lie the directory says.
         is_its = as_locations(self.locations[rows])["owner"] == route.member_keys[holder]
         self.found[rows] &= is_its
