@@ -21,6 +21,7 @@ from p2pkv.attach import auto
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.nodes import EngineNodes, member_beside
 from p2pkv.integrations.sglang.pd.settings import pd_config
+from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.ports import free_port
 from tenancy import Secrets
 from tenancy import settings as tenant_settings
@@ -36,6 +37,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(auto, "_SERVICES", tmp_path / "services")
+    # Silence is the point of few tests; for all others a node that waits for a processor answers in time.
+    monkeypatch.setattr(auto, "_VISIT_S", 20.0)
+    monkeypatch.setattr(auto, "_SECRET_S", 20.0)
+    monkeypatch.setattr(auto, "_DECIDE_S", 60.0)
     caplog.set_level(logging.INFO, "p2pkv.attach.auto")
     return tmp_path / "run/p2pkv"
 
@@ -168,13 +173,14 @@ def test_an_engine_of_a_tenant_finds_the_tenants_node(secret: Secrets) -> None:
 def test_a_node_of_another_secret_or_cluster_says_so_and_the_engine_is_a_node(
     folder: Path, secret: Secrets, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto, "_SECRET_S", 0.5)
     folder.mkdir(mode=0o700)
     with host(attach_listen=f"unix:{folder}/host", secret_file=secret("a"), cluster="blue"):
         with engine(secret_file=secret("a"), cluster="green") as one:
             assert one.config.attach == ""
-        with engine(secret_file=secret("b")) as one:
-            assert one.config.attach == ""
+        with monkeypatch.context() as hasty:
+            hasty.setattr(auto, "_SECRET_S", 0.5)
+            with engine(secret_file=secret("b")) as one:
+                assert one.config.attach == ""
         with engine(secret_file=secret("a")) as one:  # as one that is told the path
             assert is_attached(one)
     (of_cluster, of_secret, _) = told(caplog)
@@ -220,12 +226,10 @@ def test_who_does_not_let_it_in_is_named_in_time_and_the_engine_is_a_node(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "_DECIDE_S", 1.0)
+    monkeypatch.setattr(auto, "_DECIDE_S", 1.0 if packet is None else 20.0)
     folder.mkdir(mode=0o700)
-    with answering(folder / "host", packet):
-        began = time.monotonic()
+    with answering(folder / "host", packet), returns_within(10.0):
         decided = auto.decided(Config(attach="auto"))
-        assert time.monotonic() - began < 20.0
     assert decided.attach == ""
     ((level, message),) = told(caplog)
     assert (level, said in message) == ("WARNING", True), message
