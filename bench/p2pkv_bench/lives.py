@@ -1,12 +1,12 @@
 """Lives that end: an engine is killed under load, and the node of a host, with engines that are attached to it.
 
-All are processes of their own and end by SIGKILL: the node and its engines of one host, another host's node, which
-reads over TCP, and a keeper. Every page that is found is compared with what it has to be, byte for byte.
+All are processes of their own, and end at once, by SIGKILL or as that does: the node and its engines of one host,
+another host's node, which reads over TCP, and a keeper. Every page that is found is compared with what it has to be,
+byte for byte.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.memory.available import available_memory
-from p2pkv.testing.processes import ChildProcess
+from p2pkv.testing.processes import ChildEndedError, ChildProcess
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.holding import Holding
 from p2pkv_bench.lives_member import BATCH, progress_of
@@ -28,7 +28,7 @@ from p2pkv_bench.rows import KIB, MIB, Row, Target, make_row
 _PAGE_NBYTES = 4 * KIB
 _LOADED_NBYTES = 16 * KIB
 _LOADED_PAGES = 8192
-"""The engine that is killed publishes at most so many, and is killed when it has done with half of them."""
+"""The engine that is killed publishes at most so many, and dies when it has done with half of them."""
 _TRIED = 2000
 """Pages of a sample by which another host's node finds out whether those of a successor are found."""
 _SECOND = 1.0
@@ -163,13 +163,14 @@ def _killed_engine(plan: Plan) -> Figures:
         if busy.call("publish", kind="busy", n_pages=1024) != 1024:
             raise BenchError("pages found no room")
         busy.send("read_for", kind="busy", n_pages=1024, seconds=3.0)
-        killed.send("publish", kind="killed", n_pages=_LOADED_PAGES, progress=str(progress))
-        until = time.monotonic() + _PATIENCE_S
-        while progress_of(progress) < _LOADED_PAGES // 2 and time.monotonic() < until:
-            time.sleep(_LOOK_S)  # it says so to nobody
-        killed.signal(signal.SIGKILL)
-        began = time.monotonic()
-        killed.kill()
+        killed.send(
+            "publish",
+            kind="killed",
+            n_pages=_LOADED_PAGES,
+            progress=str(progress),
+            dies_after=_LOADED_PAGES // 2,
+        )
+        began = _ended_at(killed)
         n_told = progress_of(progress)
         if not 0 < n_told < _LOADED_PAGES:
             raise BenchError(f"an engine was killed when it had published {n_told} of {_LOADED_PAGES} pages")
@@ -194,6 +195,17 @@ def _killed_engine(plan: Plan) -> Figures:
         figures[f"found {where} in the end"] = "%", 100 * len(answer["found"]) / len(theirs)
         figures[f"99 % are read {where} after"] = "s", _time_of(answer["times"], 0.99 * len(theirs))
     return figures
+
+
+def _ended_at(peer: Peer) -> float:
+    """Wait until a process has ended that does so by itself; return when it has, on the monotonic clock."""
+    try:
+        answer = peer.read(_PATIENCE_S)
+    except ChildEndedError:
+        return time.monotonic()
+    except TimeoutError as error:
+        raise BenchError(str(error)) from None
+    raise BenchError(f"an engine that was to die answers {answer!r}")
 
 
 def _time_of(times: list[float], n: float) -> float:

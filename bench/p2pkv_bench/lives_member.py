@@ -6,6 +6,7 @@ A page is its number over and over, so that every process knows what each has to
 from __future__ import annotations
 
 import mmap
+import signal
 import struct
 import threading
 import time
@@ -25,6 +26,8 @@ BATCH = 32
 _COUNT = struct.Struct("<Q")
 _WAIT_S = 0.002
 """Between two tries of what is waited for; a try takes a millisecond or less."""
+_DIES_S = 0.001
+"""A batch or two of an engine that dies, so that it does so in the middle of one."""
 _LOCAL, _REMOTE = "local", "remote"
 
 
@@ -97,8 +100,11 @@ class LivesMember:
                 )
             time.sleep(0.02)
 
-    def publish(self, kind: str, n_pages: int, progress: str = "") -> int:
-        """Publish so many pages; return how many were, and say in the file ``progress`` which are, as it goes."""
+    def publish(self, kind: str, n_pages: int, progress: str = "", dies_after: int = 0) -> int:
+        """Publish so many pages; return how many were, and say in the file ``progress`` which are, as it goes.
+
+        With ``dies_after`` the process ends in the middle of a batch when so many are published, and says nothing.
+        """
         n_published = 0
         pages = Pages(self.node, self._page_nbytes)
         shown = _shown(progress)
@@ -107,6 +113,9 @@ class LivesMember:
             n_published += pages.publish(kind, numbers, 30.0)
             if shown is not None:
                 _COUNT.pack_into(shown, 0, n_published)
+            if 0 < dies_after <= n_published:
+                _die()
+                dies_after = 0
         pages.close()
         return n_published
 
@@ -219,6 +228,16 @@ class LivesMember:
         self._is_over.set()
         if self._node is not None:
             self._node.close()
+
+
+def _die() -> None:
+    """Have the kernel end this process in a moment, whatever it does then.
+
+    Another process that sends SIGKILL may wait for a processor until this one has done all that it was told. The signal
+    of a timer ends a process as that does: at once, and with all its threads.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _DIES_S)
 
 
 def _shown(path: str) -> mmap.mmap | None:
