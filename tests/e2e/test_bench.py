@@ -117,9 +117,11 @@ def test_a_cluster_of_processes_says_what_it_holds_and_what_comes_and_goes_costs
     assert rows["descriptors a process"]["high"] < 500
 
 
+@pytest.mark.timeout(900)
 def test_lives_end_and_every_page_is_found_again() -> None:
-    options = ["lives", "--kept", "2000", "--rounds", "1", "--json"]
-    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=500, check=False)
+    # What lives a second without a processor misses a target; of three lives the median does not.
+    options = ["lives", "--kept", "2000", "--rounds", "3", "--json"]
+    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=800, check=False)
     assert result.returncode == 0, result.stderr
     rows = {row["case"]: row["value"]["median"] for row in map(json.loads, result.stdout.splitlines())}
     for where in ("on its own host", "from another host"):
