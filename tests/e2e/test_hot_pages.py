@@ -16,6 +16,7 @@ HOT = [f"hot {i}" for i in range(16)]
 MANY = [f"many {i}" for i in range(64)]
 """Twice what the share has room for."""
 SETTLE_S = 60.0
+GUESTS = "p2pkv_fetched_guest_pages_total"
 OWN_POOL, OVER_TCP = (f'p2pkv_fetched_pages_total{{source="{source}"}}' for source in ("own_pool", "tcp"))
 
 
@@ -130,7 +131,9 @@ class Attached:
         """Until the host has all of them; the engine tells it once a second what it finds."""
 
         def are_here() -> bool:
-            assert self.read(self.engines[0]) == len(HOT)
+            # A miss is none of what is waited for: an owner that waits for a processor is left out.
+            if self.read(self.engines[0]) < len(HOT):
+                return False
             return bool(self.host.call("counters")["p2pkv_hot_guest_pages"] == len(HOT))
 
         eventually(are_here, SETTLE_S)
@@ -140,14 +143,21 @@ def test_what_an_engine_reads_often_is_served_by_its_own_host(cluster: Cluster, 
     attached = Attached(cluster, tmp_path, hot_share=SHARE)
     attached.read_until_here()
     engine, other = attached.engines
-    before = engine.call("counters")
-    for _ in range(200):
-        assert attached.read(engine) == len(HOT)
-    after = engine.call("counters")
-    assert after.get(OVER_TCP, 0) == before.get(OVER_TCP, 0), "nothing is read from the owner any more"
-    assert after[OWN_POOL] - before.get(OWN_POOL, 0) == 200 * len(HOT)
-    guests = "p2pkv_fetched_guest_pages_total"
-    assert after[guests] - before[guests] == 200 * len(HOT)
+
+    def reads_from_its_host() -> bool:
+        """Read 200 times; say whether nothing came from the owner."""
+        before = engine.call("counters")
+        for _ in range(200):
+            assert attached.read(engine) == len(HOT)
+        after = engine.call("counters")
+        over_tcp, own_pool, guests = (
+            after.get(name, 0) - before.get(name, 0) for name in (OVER_TCP, OWN_POOL, GUESTS)
+        )
+        assert own_pool == guests == 200 * len(HOT) - over_tcp
+        return bool(over_tcp == 0)
+
+    # A host that waits for a processor is passed over in favour of the owner for a moment, and not for good.
+    eventually(reads_from_its_host, 15.0)
     assert attached.read(other) == len(HOT)
     assert other.call("counters").get(OVER_TCP, 0) == 0, "other engines of the host have them too"
     attached.owner.kill()
