@@ -6,10 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # BLAS threads wait by spinning: on busy cores the demo's model is ten times slower with two than with one
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+# How long an example takes, or its choice, is the machine's doing: no test here is of that.
+settings.register_profile("p2pkv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("p2pkv")
 
 collect_ignore = ["support/toy_transport"]  # a project of its own, whose tests need it installed
 
