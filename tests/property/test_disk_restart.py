@@ -13,6 +13,7 @@ import pytest
 from disk_pages import folder_in_memory, keys_of, open_store, pages_of, spans_of, wait_recovered
 from p2pkv import _native
 from p2pkv.disk.store import LAYOUTS, DiskStore, ReadStatus
+from p2pkv.testing.lateness import returns_within
 
 NBYTES = 64
 STEP = 20_000
@@ -43,19 +44,18 @@ def make(folder: Path, layout: str, n_pages: int, capacity: int) -> None:
     assert store.close(60.0)
 
 
-def restart(folder: Path, layout: str, n_pages: int, capacity: int) -> tuple[float, float]:
-    """Return the seconds to the first hit and to the last recovered page."""
+def restart(folder: Path, layout: str, n_pages: int, capacity: int) -> None:
+    """Demand the first hit within two seconds, and every page in the end."""
     began = time.monotonic()
-    store = open_store(folder, layout=layout, capacity=capacity)
-    first_hit(store, n_pages - 1)
-    seconds = time.monotonic() - began
+    with returns_within(2.0) as first:
+        store = open_store(folder, layout=layout, capacity=capacity)
+        first_hit(store, n_pages - 1)
     wait_recovered(store)
     total = time.monotonic() - began
     assert store.stats()["recovered_pages"] == n_pages
     first_hit(store, 0)
     assert store.close()
-    print(f"{layout}: {n_pages} pages, first hit after {seconds:.2f} s, all found after {total:.2f} s")
-    return seconds, total
+    print(f"{layout}: {n_pages} pages, first hit after {first.seconds:.2f} s, all found after {total:.2f} s")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -69,13 +69,11 @@ def test_a_restart_serves_at_once(tmp_path: Path, layout: str) -> None:
         os.sync()
     else:
         make(folder, layout, STEP, 256 << 20)
-    seconds, _ = restart(folder, layout, STEP, 256 << 20)
-    assert seconds < 2
+    restart(folder, layout, STEP, 256 << 20)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_restart_with_a_million_pages_serves_within_two_seconds(tmp_path: Path) -> None:
     make(tmp_path, "bucket", 1_000_000, 1 << 30)
-    seconds, _ = restart(tmp_path, "bucket", 1_000_000, 1 << 30)
-    assert seconds < 2
+    restart(tmp_path, "bucket", 1_000_000, 1 << 30)
