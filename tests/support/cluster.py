@@ -47,11 +47,15 @@ class NodeProcess(ChildProcess):
 
 
 class Cluster:
-    """Several node processes that meet at one join address."""
+    """Several node processes that meet at one join address.
+
+    A call that names no time is none of which the deadline is tested: it has a second, as on a quiet machine, times
+    :data:`PATIENCE`.
+    """
 
     def __init__(self, **defaults: Any) -> None:
         self.join = f"127.0.0.1:{free_port()}"
-        self._defaults = {"join": [self.join], "pool_size": "16MiB", "deadline": 1.0} | defaults
+        self._defaults = {"join": [self.join], "pool_size": "16MiB", "deadline": PATIENCE} | defaults
         self.nodes: list[NodeProcess] = []
 
     def spawn(
