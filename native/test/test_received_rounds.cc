@@ -70,10 +70,16 @@ TEST(received_rounds_have_no_more_than_one_round_of_copies_under_way) {
   Pair pair(kRows, in_rounds_of(2, Over::kShm));
   const FakeCuda& fake = pair.consumer.fake;
   fake.delay_copies(1000);  // longer than a round is read for
+  fake.hold(1, 0);  // until one has been seen: all of them may pass while this thread waits for a core
   const auto grant = pair.grant("rounds", kRows);
   const auto offer = pair.put("rounds", kRows);
   int64_t most = 0;
-  while (!grant->done()) most = std::max(most, fake.counts().queued);
+  const auto look = [&] { most = std::max(most, fake.counts().queued); };
+  CHECK(becomes([&] { return fake.counts().queued > 0 && used(pair) == 4 * kRowBytes; }));
+  // Whoever begins the next round's copies without waiting has read it, and done so, by then.
+  for (const auto until = Deadline::after(0.002); !until.passed();) look();
+  fake.hold(0, 0);
+  while (!grant->done()) look();
   CHECK(all_are(wait(grant), RowStatus::kOk));
   CHECK_EQ(most, 1);
   CHECK(pair.is_right(kRows));
