@@ -196,7 +196,12 @@ struct HolderWorld {
   HolderWorld& operator=(const HolderWorld&) = delete;
 
   void suspect(uint64_t node, bool is_suspected) { peers->change({{{node, kBoot}, !is_suspected, {0}}}, {}); }
-  bool is_connected(uint64_t node) const { return peers->standings({{node, kBoot}})[0].is_connected; }
+  // Whether it is read where a fetch's draw falls on it: one whose connection took long to make is passed
+  // over for a while, as one that was late is.
+  bool is_ready(uint64_t node) const {
+    const auto standing = peers->standings({{node, kBoot}})[0];
+    return standing.is_connected && !standing.pace->is_slow();
+  }
   void behave(uint64_t node, Behaviour behaviour) {
     const std::lock_guard lock(mutex);
     behaviours[node] = behaviour;
@@ -226,6 +231,18 @@ struct HolderWorld {
       const std::vector<uint8_t> found(keys.size(), 1);
       batch->locate(pages.data(), found.data(), first.data(), keys.size(), &shard, &cache);
     }
+  }
+
+  // Reads pages of these holders until all of these owners are ready.
+  void warm(const std::vector<uint64_t>& owners, const std::vector<std::vector<uint64_t>>& holders) {
+    const auto are_ready = [&] {
+      return std::all_of(owners.begin(), owners.end(), [this](uint64_t node) { return is_ready(node); });
+    };
+    for (const auto until = Deadline::after(60); !are_ready() && !until.passed();) {
+      locate(holders);
+      read(20);
+    }
+    CHECK(are_ready());
   }
 
   // Reads for a round; returns the seconds that it took.

@@ -198,13 +198,7 @@ TEST(spread_reads_pages_that_the_same_nodes_hold_from_one_of_them) {
 
 // Fetches until there is a connection to each of these: to all but one, calls make none themselves.
 void warm(World& world, const std::vector<uint64_t>& owners) {
-  const Deadline deadline = Deadline::after(20);
-  const auto is_connected = [&](uint64_t node) { return world.is_connected(node); };
-  while (!std::all_of(owners.begin(), owners.end(), is_connected)) {
-    CHECK(!deadline.passed());
-    world.locate({owners});
-    world.read(20);
-  }
+  world.warm(owners, {owners});
 }
 
 std::map<uint64_t, uint64_t> pages_read(const World& world) {
