@@ -139,13 +139,15 @@ TEST(spread_draws_among_those_that_are_connected) {
 
   // One that was late a moment ago is passed over, as it would be if it was named first.
   auto late = std::make_shared<Pace>();
-  for (int i = 0; i < 6; ++i) late->was_late();  // for a second
+  for (int i = 0; i < 6; ++i) late->was_late();
   standings[3].pace = late;
   bool has_avoided = false;
   for (int fetch = 0; fetch < 100; ++fetch) {
+    late->was_late();  // for a second
     HolderSpread spread(draw_of(readers, fetch), look_at(standings));
     spread.know(holders, kBytes);
-    CHECK_EQ(page[spread.choose(page.data(), page.size())].owner, 2u);
+    const uint64_t owner = page[spread.choose(page.data(), page.size())].owner;
+    CHECK(owner == 2 || !late->is_slow());
     has_avoided = has_avoided || spread.has_avoided_slow();
   }
   CHECK(has_avoided);
