@@ -30,6 +30,7 @@ using World = p2pkv::test::HolderWorld;
 
 TEST(late_holders_are_left_for_the_next) {
   World world;
+  world.warm({1, 2, 3}, {{1}, {2}, {3}});  // it is the read that is late, and not the way to its holder
   world.behave(1, kStopped);
   world.locate({{1, 2}, {1, 3}, {2}, {1, 2}});
   CHECK(world.read(20) < 10);
