@@ -28,6 +28,16 @@ using p2pkv::test::kPage;
 using p2pkv::test::kStopped;
 using World = p2pkv::test::HolderWorld;
 
+// A machine that stands still for the rest of a call's time says nothing of what is done in that: then it is
+// done again. Each attempt returns whether it was in time.
+template <typename Attempt>
+void one_is_in_time(const Attempt& attempt) {
+  for (int i = 0; i < 5; ++i) {
+    if (attempt()) return;
+  }
+  CHECK(false);
+}
+
 TEST(late_holders_are_left_for_the_next) {
   World world;
   world.warm({1, 2, 3}, {{1}, {2}, {3}});  // it is the read that is late, and not the way to its holder
@@ -167,37 +177,53 @@ TEST(hedges_are_a_share_of_the_reads) {
   for (int i = 0; i < 10 * Hedges::kReadsAHedge; ++i) hedges.note_read();
   take_all();
   CHECK_EQ(n_taken, static_cast<int>(Hedges::kBurst) + 10);
-  // With none left a late holder has a quarter of the time, and is left then.
-  world.behave(1, kStopped);
-  world.locate({{1, 2}});
-  const double seconds = world.read(2);
-  CHECK(seconds > 0.4 && seconds < 1.9);
-  CHECK_EQ(world.n_hits(), 1u);
-  CHECK_EQ(hedges.counts()[Hedges::kOverdue], 1u);
+}
+
+TEST(hedges_that_are_used_up_leave_a_late_holder_a_quarter_of_the_time) {
+  one_is_in_time([] {
+    World world;
+    for (int64_t i = 0; i < Hedges::kBurst; ++i) CHECK(world.hedges.take());
+    world.behave(1, kStopped);
+    world.locate({{1, 2}});
+    const double seconds = world.read(2);
+    CHECK(seconds > 0.4);
+    if (seconds >= 1.9) return false;
+    CHECK_EQ(world.n_hits(), 1u);
+    CHECK_EQ(world.hedges.counts()[Hedges::kOverdue], 1u);
+    return true;
+  });
 }
 
 TEST(late_pages_that_the_cache_located_are_looked_up_again_at_half_the_time) {
-  World world;
-  world.behave(1, kStopped);
-  for (const bool is_cached : {true, false}) {
-    world.locate({{1}, {2}}, is_cached);
-    const double seconds = world.read(1, true);
+  one_is_in_time([] {
+    World world;
+    world.behave(1, kStopped);
     size_t n_worth = 0;
+    world.locate({{1}, {2}}, true);
+    const double seconds = world.read(1, true);
     CHECK_EQ(world.n_stale(&n_worth), 0u);
-    CHECK_EQ(n_worth, is_cached ? 1u : 0u);
-    CHECK(is_cached ? seconds < 0.95 : seconds > 0.95);
-  }
+    const bool is_in_time = seconds < 0.95;
+    CHECK(!is_in_time || n_worth == 1);
+    world.locate({{1}, {2}}, false);
+    CHECK(world.read(1, true) > 0.95);
+    CHECK_EQ(world.n_stale(&n_worth), 0u);
+    CHECK_EQ(n_worth, 0u);
+    return is_in_time;
+  });
 }
 
 TEST(pages_beside_a_late_one_are_looked_up_again_at_half_the_time) {
-  World world;
-  world.behave(1, kStopped);
-  world.behave(2, {Status::kRejected});
-  world.locate({{1}, {2}});
-  CHECK(world.read(1, true) < 0.95);
-  size_t n_worth = 0;
-  CHECK_EQ(world.n_stale(&n_worth), 1u);
-  CHECK_EQ(n_worth, 2u);
+  one_is_in_time([] {
+    World world;
+    world.behave(1, kStopped);
+    world.behave(2, {Status::kRejected});
+    world.locate({{1}, {2}});
+    if (world.read(1, true) >= 0.95) return false;
+    size_t n_worth = 0;
+    CHECK_EQ(world.n_stale(&n_worth), 1u);
+    CHECK_EQ(n_worth, 2u);
+    return true;
+  });
 }
 
 // Holders are stopped, lost, stale, slow and damaged at random; whatever they are, no read may write where
