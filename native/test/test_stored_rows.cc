@@ -71,11 +71,13 @@ TEST(stored_rows_are_not_copied_into_closed_memory) {
   fake.hold(true, false);
   std::shared_ptr<Grant> grant;
   std::thread copying([&] {
-    grant = pair.grant("stored", kFew, 0, 0.3);
-    grant->wait(Deadline::after(kLong));  // the producer may know a moment before that they are stored
+    grant = pair.grant("stored", kFew, 0, 3);  // on a busy machine its copies are begun late
+    grant->wait(Deadline::after(kLong));       // the producer may know a moment before that they are stored
   });
   // The copy is under way, and the grant is closed at its deadline.
-  while (fake.counts().queued == 0) std::this_thread::yield();
+  for (const auto until = Deadline::after(kLong); fake.counts().queued == 0 && !until.passed();)
+    std::this_thread::yield();
+  CHECK(fake.counts().queued > 0);
   while (pair.consumer.reading("p2pkv_open_grants") > 0) std::this_thread::yield();
   std::atomic<bool> is_closed = false;
   std::thread closing([&] {
