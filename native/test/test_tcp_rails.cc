@@ -125,10 +125,13 @@ void wait_for(TwoRails& pair, size_t rail) {
 
 TEST(tcp_reads_over_two_rails) {
   TwoRails pair;
+  const auto least = [&] { return std::min(pair.total(0).n_bytes, pair.total(1).n_bytes); };
   for (int round = 0; round < 20; ++round) pair.read(kPages);
+  // The thread of a relay that waits for a core looks like a rail that is slow, and is asked for less.
+  for (const auto began = Deadline::Clock::now(); least() < kPages * kPage && seconds_since(began) < 60;)
+    pair.read(kPages);
   for (int round = 0; round < 20; ++round) pair.read(1);
-  CHECK(pair.total(0).n_bytes >= kPages * kPage);
-  CHECK(pair.total(1).n_bytes >= kPages * kPage);
+  CHECK(least() >= kPages * kPage);
   CHECK_EQ(pair.n_lost, 0);
 }
 
@@ -162,9 +165,10 @@ TEST(tcp_heals_a_rail_that_breaks) {
     const size_t rail = round % 2;
     wait_for(pair, rail);
     pair.relays[rail]->reset_after(round * kPage);
-    pair.read(kPages);
-    pair.read(kPages);
-    CHECK(pair.total(rail).n_broken + pair.total(rail).n_silent > 0);
+    const auto is_seen = [&] { return pair.total(rail).n_broken + pair.total(rail).n_silent > 0; };
+    for (const auto began = Deadline::Clock::now(); !is_seen() && seconds_since(began) < 60;)
+      pair.read(kPages);
+    CHECK(is_seen());
   }
 }
 
@@ -201,9 +205,7 @@ TEST(tcp_keeps_the_connections_of_an_owner_that_is_slow) {
     for (const auto began = Deadline::Clock::now(); seconds_since(began) < 0.2;) pair.read(kPages);
     CHECK(pair.total(first).n_silent > 0 || took >= 0.05);
     settle(pair);
-    const uint64_t before[] = {pair.total(0).n_bytes, pair.total(1).n_bytes};
-    settle(pair);
-    CHECK(pair.total(0).n_bytes > before[0] && pair.total(1).n_bytes > before[1]);
+    for (const size_t rail : {0, 1}) wait_for(pair, rail);
     CHECK_EQ(pair.n_endpoints, n_before);
     CHECK_EQ(pair.n_lost, 0);
   }
@@ -241,9 +243,7 @@ TEST(tcp_doubts_no_rail_because_a_wait_was_closed) {
   }
   CHECK(n_closed > 50);
   CHECK_EQ(pair.total(0).n_broken + pair.total(1).n_broken, uint64_t{0});
-  const uint64_t before[] = {pair.total(0).n_bytes, pair.total(1).n_bytes};
-  settle(pair);
-  CHECK(pair.total(0).n_bytes > before[0] && pair.total(1).n_bytes > before[1]);
+  for (const size_t rail : {0, 1}) wait_for(pair, rail);
 }
 
 TEST(tcp_begins_anew_when_its_last_rail_falls_silent) {
