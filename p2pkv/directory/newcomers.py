@@ -49,7 +49,10 @@ class Newcomers:
                 self._gave_way[boot] = now
         self._since = since
         self._has_seen_others |= bool(since)
-        has_entries = {boot for boot, at in since.items() if now - at > SETTLING_S} | self._gave_way.keys()
+        # Who is back in its seat already is as new in it as anybody: entries were put with its stand-ins meanwhile.
+        gave_way = self._gave_way.keys() - since.keys()
+        settled = {boot for boot, at in since.items() if now - at > SETTLING_S}
+        has_entries = settled | gave_way
         return [member for member in present if _boot(member) in has_entries]
 
 

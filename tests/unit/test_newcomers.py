@@ -61,6 +61,18 @@ def test_who_takes_a_seat_is_new_however_long_it_has_been_a_member() -> None:
     assert known.settled([b, c], [b, c]) == [b, c]
 
 
+def test_who_is_back_in_its_seat_at_once_is_new_in_it() -> None:
+    clock = SimulatedClock(100.0)
+    known, a, b = Newcomers(clock), member("a"), member("b")
+    assert known.settled([a, b], [a, b]) == [a, b]
+    clock.now += 100.0
+    assert known.settled([a], [a]) == [a]
+    clock.now += 1.0
+    assert known.settled([a, b], [a, b]) == [a]
+    clock.now += newcomers.SETTLING_S + 1
+    assert known.settled([a, b], [a, b]) == [a, b]
+
+
 def test_who_gives_its_seat_up_is_asked_for_as_long_as_its_successor_is_new() -> None:
     clock = SimulatedClock(100.0)
     known, old, new = Newcomers(clock), member("a"), member("b", SimulatedClock(100.0).wall_ns())
