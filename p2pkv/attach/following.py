@@ -62,6 +62,7 @@ class Following(Resource):
         self._address = ""
         self._asked_whole = 0.0
         self._lock = threading.RLock()  # held while the view changes
+        self._taken_as_of = 0.0  # when the view was asked for that was taken last; with the lock
         self.view = View()
         self._wanted = threading.Event()
         self._n_wanted = self._n_reported = 0  # times that the same view is to be reported, and was
@@ -80,8 +81,11 @@ class Following(Resource):
             )
 
     def look_again(self, deadline: float) -> None:
-        """Take the view of the host's node as it is now; if it does not answer soon the old one stays."""
-        self._take_from(self._address, min(_ANSWER_S, max(0.0, deadline - time.monotonic())))
+        """Take the view of the host's node as it is now; if it does not answer soon the old one stays.
+
+        Most of a short call is left for what the view is needed for.
+        """
+        self._take_from(self._address, min(_ANSWER_S, max(0.0, deadline - time.monotonic()) / 4))
 
     def follow(self, address: str) -> None:
         """Ask there from now on, and soon: the host's node has come back."""
@@ -153,6 +157,7 @@ class Following(Resource):
         return is_same
 
     def _take_from(self, address: str, timeout: float) -> bool:
+        asked = time.monotonic()
         reply = self._client.ask(Request(address, Kind.EXCHANGE, encode(_SENDER, ())), timeout)
         if reply is None or not reply.ok:
             return False
@@ -175,6 +180,9 @@ class Following(Resource):
             )
             return False
         with self._lock:
+            if asked < self._taken_as_of:
+                return True  # another thread has asked later, and been answered already
+            self._taken_as_of = asked
             self._asked_whole = time.monotonic()
             self._take(View(_newer(member, self.view.get(member.node_id)) for member in members))
         return True

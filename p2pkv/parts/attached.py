@@ -332,12 +332,16 @@ class AttachedParts:
         return self.following.view
 
     def _members(self) -> Iterable[Member]:
-        """Return who is told of bumps: also the host's node that was attached to before the view has it."""
-        present = self.following.view.present()
-        attachment = self.own_host.attachment
-        if attachment is None or any(member.key == attachment.node_key for member in present):
+        """Return who is told of bumps: also the host's node that was attached to before the view has it so."""
+        present = list(self.following.view.present())
+        attachment, pool = self.own_host.attachment, self.own_host.pool.get()
+        if attachment is None or pool is None:
             return present
-        return [*present, Member(attachment.address, _ANY_BOOT, attachment.address)]
+        host = (attachment.node_key, pool.boot)
+        if any((member.key, member.boot_epoch) == host for member in present):
+            return present
+        others = [member for member in present if member.key != attachment.node_key]
+        return [*others, Member(attachment.address, _ANY_BOOT, attachment.address)]
 
     def _by_key(self) -> Mapping[int, Member]:
         return {member.key: member for member in self.following.view.present()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.attach.following import Following
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import Reply
+from p2pkv.directory.view import encode
 from p2pkv.testing.ports import free_port
 
 KEYS = ["a", "b"]
@@ -78,3 +82,27 @@ def test_the_hosts_node_is_told_though_nobody_has_said_that_it_is_back(
             bumped = engine.bump(timeout=20.0)
             assert not bumped.unreached
             assert again._parts.own_epoch == bumped.epoch
+
+
+def test_what_is_answered_late_takes_nobody_out_of_the_view(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hosts.start(0) as first, hosts.attach() as engine:
+        following = engine._parts.following  # type: ignore[union-attr]
+        ask, earlier = following._client.ask, following._take_from
+        with hosts.start(1):
+            eventually(lambda: len(first.members()) == 2, 30.0)
+
+            def asks_twice(request: Request, timeout: float) -> Reply | None:
+                """Have a second question asked and answered while the answer to the first one is on its way."""
+                old = ask(request, timeout)
+                monkeypatch.setattr(following._client, "ask", ask)
+                eventually(
+                    lambda: earlier(request.address, 20.0) and len(following.view.present()) == 2, 30.0
+                )
+                return replace(old, body=alone) if old is not None else None
+
+            alone = encode("h0", [member for member in following.view.present() if member.node_id == "h0"])
+            monkeypatch.setattr(following._client, "ask", asks_twice)
+            assert following._take_from(first.address, 20.0)
+            assert len(following.view.present()) == 2
