@@ -1,11 +1,10 @@
-// What a node says that it has: its own pages, in memory and on disk, and nobody else's.
+// What a node says that it has: its own pages in memory, and nobody else's.
 #include <string>
 #include <vector>
 
 #include "cache/holdings.h"
 #include "directory/location_columns.h"
 #include "directory/requests.h"
-#include "disk/tier.h"
 #include "pool_calls.h"
 
 namespace {
@@ -13,7 +12,6 @@ namespace {
 namespace wire = p2pkv::wire;
 using p2pkv::Guests;
 using p2pkv::Shard;
-using p2pkv::Tier;
 
 constexpr uint64_t kBoot = 8;
 
@@ -64,15 +62,12 @@ TEST(holdings_are_the_pages_of_the_pool_and_no_guests) {
   p2pkv::StoreStatus status;
   guests->store(&keys[1], &address, &origin, 1, 0, &guest, &status);
   CHECK(status == p2pkv::StoreStatus::kStored);
-  for (const auto& tier : {std::shared_ptr<Tier>(), Tier::start(pool, {})}) {
-    shard.serve_held(p2pkv::holdings_of(pool, guests, tier));
-    const Held said = held(shard, keys);
-    CHECK(said.found == std::vector<uint8_t>({1, 0, 0}));
-    CHECK_EQ(said.locations.size(), 1U);
-    CHECK_EQ(said.locations[0].generation, own.location.generation);
-    CHECK_EQ(said.locations[0].owner, own.location.owner);
-    if (tier != nullptr) tier->close();
-  }
+  shard.serve_held(p2pkv::holdings_of(pool, guests));
+  const Held said = held(shard, keys);
+  CHECK(said.found == std::vector<uint8_t>({1, 0, 0}));
+  CHECK_EQ(said.locations.size(), 1U);
+  CHECK_EQ(said.locations[0].generation, own.location.generation);
+  CHECK_EQ(said.locations[0].owner, own.location.owner);
   shard.serve_held({});
   CHECK_EQ(held(shard, keys).locations.size(), 0U);
 }

@@ -20,7 +20,7 @@ from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.ring import moved
 from p2pkv.directory.routes import Route
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, as_locations
+from p2pkv.page import RESIDENT, Keys, as_locations
 
 FEW = 8
 """So many members are asked at once without more ado, and for no more pages than that no holder is looked for."""
@@ -53,10 +53,11 @@ class LookUp:
 
         Returns whether that is all that is worth asking: with ``leading`` it is, once nobody has the page that comes
         next. Who does not answer soon costs ``SILENT_OWNER_S``, or a quarter of a short call, and proves nothing. Does
-        nothing in a small cluster.
+        nothing in a small cluster, and stops where pages lie scattered, as those of ranks that are nodes of their own.
         """
         if route.ring.n_seats <= self.few:
             return False
+        holder = -1
         for _ in range(_MOST_HOLDERS):
             rows = np.flatnonzero(self.found == 0)
             if len(rows) <= self.few:
@@ -64,8 +65,8 @@ class LookUp:
             is_known = self._ask_for_one(route, before, rows[0])
             if not self.found[rows[0]]:
                 return leading and is_known
-            holder = self._holder(route, rows[0])
-            if holder < 0 or not self._ask_holder(route, holder, rows[1:]):
+            before_it, holder = holder, self._holder(route, rows[0])
+            if holder in (-1, before_it) or not self._ask_holder(route, holder, rows[1:]):
                 return False
         return False
 
@@ -76,7 +77,7 @@ class LookUp:
         self._ask_earlier_owners(route, before, is_done, self.deadline)
 
     def _ask_for_one(self, route: Route, before: Route | None, row: np.intp) -> bool:
-        """Ask the owners of one page; whether they have all been heard, as far as they can be."""
+        """Ask the owners of one page; whether all that were asked have answered."""
         is_done = np.ones(len(self.keys), np.uint8)
         is_done[row] = 0
         until = self._soon()
@@ -89,42 +90,49 @@ class LookUp:
         return now + min(SILENT_OWNER_S, (self.deadline - now) * _SHARE)
 
     def _holder(self, route: Route, row: np.intp) -> int:
-        """Return which member has the page, by its number; -1: a stranger, or several, of which each is to be named.
+        """Return which member has the page in its pool, by its number; -1: none, a stranger, or several.
 
-        What several have is read often, so that all are worth knowing.
+        What several have is read often, so that all are worth knowing: the owners of its entry name each.
         """
+        location = as_locations(self.locations[row : row + 1])[0]
+        if not location["flags"] & RESIDENT:
+            return -1
         if self.others is not None and len(self.others.of(self.keys[row : row + 1])):
             return -1
-        owner = as_locations(self.locations[row : row + 1])["owner"][0]
-        members = np.flatnonzero(route.member_keys == owner)
+        members = np.flatnonzero(route.member_keys == location["owner"])
         return int(members[0]) if len(members) and members[0] != route.own_index else -1
 
     def _ask_holder(self, route: Route, holder: int, rows: NDArray[np.intp]) -> bool:
-        """Ask a member what it has of these pages; whether it has any."""
+        """Ask a member what it has of these pages; whether that is those up to some page, and none after it."""
         members = np.full(len(self.keys), -1, np.int32)
         members[rows] = holder
         ask = _native.AskBatch.of_members(members, route.table)
-        self.metrics.count(self.metrics.looked_up_pages, "holders", len(rows))
+        n_asked = sum(n for _, n in ask.asks())  # of who is suspected nothing is asked
+        self.metrics.count(self.metrics.looked_up_pages, "holders", n_asked)
         self.owners.ask(route, Question(Kind.HELD, ask, self.keys, self.found, self.locations), self._soon())
-        # It speaks for itself alone: where others' pages lie the directory says.
-        is_its = as_locations(self.locations[rows])["owner"] == route.member_keys[holder]
-        self.found[rows] &= is_its
-        return bool(self.found[rows].any())
+        # It speaks for itself alone, as the view knows it: where others' pages lie, and its own of another boot, the
+        # directory says.
+        said, member = as_locations(self.locations[rows]), route.ring.members[holder]
+        self.found[rows] &= (said["owner"] == member.key) & (said["boot"] == member.boot_epoch)
+        has = self.found[rows].astype(bool)
+        n_leading = len(has) if has.all() else int(np.argmin(has))
+        return n_leading > 0 and not has[n_leading:].any()
 
     def _ask_in_turn(self, route: Route, is_done: NDArray[np.uint8], deadline: float) -> bool:
-        """Ask the owners of what is not done yet, one after the other; whether each page had one who answered.
+        """Ask the owners of what is not done yet, one after the other; whether all that were asked have answered.
 
         Those who are suspected are asked where no other owner answers: one that stood still a moment ago may be one of
         them, and the only one that knows.
         """
         ask: _native.AskBatch | None = _native.AskBatch(self.keys, is_done, route.table, in_turn=True)
-        is_answered = is_done.astype(bool)
+        is_answered, is_anybody_silent = is_done.astype(bool), False
         while ask is not None:
             question = Question(Kind.GET, ask, self.keys, self.found, self.locations, self.others)
             self.owners.ask(route, question, deadline)
             is_answered |= ask.answered().astype(bool)
+            is_anybody_silent |= bool(ask.silent())
             ask = ask.of_doubted(self.keys)
-        return bool(is_answered.all())
+        return bool(is_answered.all()) and not is_anybody_silent
 
     def _ask_earlier_owners(
         self, route: Route, before: Route | None, is_done: NDArray[np.uint8], deadline: float
@@ -132,7 +140,7 @@ class LookUp:
         """Ask for what is not done, was not found and has a newcomer for an owner where it lay before.
 
         ``before`` is the route of then; None: there are no newcomers now. Returns whether there was nobody to ask, or
-        each page had one who answered.
+        all have answered. With no time left nobody is asked, who would count as silent.
         """
         if before is None or self.found.all():
             return True
@@ -140,6 +148,8 @@ class LookUp:
         is_done = (is_done.astype(bool) | self.found.astype(bool) | ~is_moved).astype(np.uint8)
         if is_done.all():
             return True
+        if self.clock.monotonic() >= deadline:
+            return False
         n_asked = len(self.keys) - int(is_done.sum())
         self.metrics.count(self.metrics.looked_up_pages, "earlier_owners", n_asked)
         return self._ask_in_turn(before, is_done, deadline)

@@ -114,8 +114,6 @@ class CacheParts:
         self._let_peers_read(transports, undo)
         self.directory_server.serve_touches(self.pool.native)
         undo.callback(self.directory_server.serve_touches, None)
-        self._control.shard.serve_held(self.pool.native, self.guests)
-        undo.callback(self._control.shard.serve_held, None)
         self._publisher = self._take_event_ports(undo)
 
     def serve(
@@ -133,8 +131,9 @@ class CacheParts:
         self._boot = boot
         self.pool.set_boot(boot)
         self.tier = self._open_disk(boot, undo, disk_faults) if config.disk_nbytes else None
-        if self.tier is not None:
-            self._control.shard.serve_held(self.pool.native, self.guests, self.tier.native)
+        # Not before: without a boot nobody would believe where its pages lie, nor ask who knows it.
+        self._control.shard.serve_held(self.pool.native, self.guests)
+        undo.callback(self._control.shard.serve_held, None)
         epochs = self._control.epochs
         epochs.take_back_from(self.pool.native, None if self.tier is None else self.tier.native)
         undo.callback(epochs.take_back_from, None, None)

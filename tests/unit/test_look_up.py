@@ -15,9 +15,10 @@ from p2pkv.control.wire import HEADER, MAGIC, REPLY, VERSION, Kind, Reply, Reply
 from p2pkv.directory.asking import SILENT_OWNER_S
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import View, node_key
-from p2pkv.page import Keys, Locations, as_locations
+from p2pkv.page import Keys, Locations, as_locations, row_pieces
+from p2pkv.pool import Pool
 from p2pkv.testing.simulated_directory import NoChannels, SimulatedControl
-from simulated_directory_nodes import DirectoryNodes
+from simulated_directory_nodes import BOOT, DirectoryNodes
 
 N_NODES = 40
 N_PAGES = 128
@@ -204,6 +205,51 @@ def test_pages_that_several_have_are_asked_of_their_owners_who_name_all(nodes: D
     assert found.all()
     assert not reader.control.who(Kind.HELD)
     assert len(reader.control.who()) > N_NODES // 2
+
+
+def test_a_holder_that_names_another_boot_costs_no_page(
+    nodes: DirectoryNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = published(nodes, "n07")
+    young = Pool(
+        4 << 20, owner=node_key("n07"), boot=0
+    )  # as before it knows the boot under which it is a member
+    young.publish(keys, row_pieces(np.zeros((N_PAGES, 4096), np.uint8)))
+    starting = _native.Shard(1 << 10)
+    starting.serve_held(young.native)
+    reader = Reader(nodes)
+
+    def exchange(shard: _native.Shard, boot: int, request: Request, message: bytes) -> bytes:
+        return (starting if request.kind is Kind.HELD else shard).answer(message, boot)
+
+    monkeypatch.setattr(reader.control, "_exchange", exchange)
+    found, where = reader.look_up(keys)
+    assert all_by(found, where, "n07")
+    young.release_memory()
+
+
+def test_pages_that_lie_scattered_are_asked_of_their_owners(nodes: DirectoryNodes) -> None:
+    keys = drawn(nodes, N_PAGES)
+    for rank, name in enumerate(("n03", "n07", "n11", "n15")):
+        nodes.nodes[name].publish_keys(keys[rank::4].copy())
+    reader = Reader(nodes)
+    found, _ = reader.look_up(keys)
+    assert found.all()
+    assert len(reader.control.who(Kind.HELD)) == 1
+
+
+def test_an_owner_that_is_late_is_not_one_that_has_nothing(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    reader = Reader(nodes)
+    unknowing, knowing = reader.owners_of(keys[:1])
+    nodes.nodes[unknowing].shard = _native.Shard(1 << 10)
+    nodes.nodes[unknowing].shard.set_view(
+        [node_key(name) for name in (*NAMES, "reader")], [BOOT] * (N_NODES + 1)
+    )
+    nodes.nodes[knowing].is_stopped = True
+    found, _ = reader.look_up(keys, leading=True)
+    owners = [reader.owners_of(key[None]) for key in keys]
+    assert found[[not {unknowing, knowing}.issuperset(each) for each in owners]].all()
 
 
 def test_a_holder_speaks_for_itself_alone(nodes: DirectoryNodes, monkeypatch: pytest.MonkeyPatch) -> None:

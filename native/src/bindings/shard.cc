@@ -19,7 +19,6 @@
 #include "bindings/entries.h"
 #include "cache/holdings.h"
 #include "directory/requests.h"
-#include "disk/tier.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -210,13 +209,11 @@ void bind_shard(nb::module_& m) {
       .def("watch", &Shard::watch, "owner"_a)
       .def(
           "serve_held",
-          [](Shard& self, std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests,
-             std::shared_ptr<Tier> tier) {
-            self.serve_held(pool == nullptr
-                                ? Shard::Held{}
-                                : holdings_of(std::move(pool), std::move(guests), std::move(tier)));
+          [](Shard& self, std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests) {
+            self.serve_held(pool == nullptr ? Shard::Held{}
+                                            : holdings_of(std::move(pool), std::move(guests)));
           },
-          "pool"_a.none(), "guests"_a.none() = nb::none(), "tier"_a.none() = nb::none())
+          "pool"_a.none(), "guests"_a.none() = nb::none())
       .def(
           "take_doubted",
           [](Shard& self, size_t limit) {

@@ -9,11 +9,9 @@
 
 namespace p2pkv {
 
-class Tier;
-
-// Finds the pages of the pool, and those on disk if there is a tier, but no guests: whether these still count
-// is for their owner to say. `guests` and `tier` may be null.
-Shard::Held holdings_of(std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests,
-                        std::shared_ptr<Tier> tier);
+// Finds the pages of the pool, but no guests: whether these still count is for their owner to say. Nor those
+// on disk: while a large store is cleared its catalog is locked for longer than who looks up may be kept.
+// `guests` may be null.
+Shard::Held holdings_of(std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests);
 
 }  // namespace p2pkv

@@ -231,6 +231,14 @@ bool Guests::has(const Key& key, uint64_t generation) {
   return is_guest(key, generation);
 }
 
+void Guests::leave_out(const Key* keys, const Location* locations, size_t n, uint8_t* found) {
+  if (!is_used_) return;
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i] != 0 && is_guest(keys[i], locations[i].generation)) found[i] = 0;
+  }
+}
+
 size_t Guests::take_out(const Key* keys, size_t n) {
   if (!is_used_) return 0;
   const Lock lock(mutex_);

@@ -127,6 +127,9 @@ class Guests {
   bool is_used() const { return is_used_; }
   // Whether the page with this key and generation is a guest.
   bool has(const Key& key, uint64_t generation);
+  // Clears `found[i]` where the page at this location is a guest. Costs nothing while nothing was ever
+  // stored.
+  void leave_out(const Key* keys, const Location* locations, size_t n, uint8_t* found);
   // Takes out the guests among these pages; returns how many there were. Costs nothing while nothing was
   // ever stored.
   size_t take_out(const Key* keys, size_t n);
