@@ -55,7 +55,7 @@ class LookUp:
         next. Who does not answer soon costs ``SILENT_OWNER_S``, or a quarter of a short call, and proves nothing. Does
         nothing in a small cluster, and stops where pages lie scattered, as those of ranks that are nodes of their own.
         """
-        if route.ring.n_seats <= self.few:
+        if len(route.ring.seated) <= self.few:
             return False
         holder = -1
         for _ in range(_MOST_HOLDERS):

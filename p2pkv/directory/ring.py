@@ -80,11 +80,6 @@ class Ring:
         self.points = np.concatenate(points)[order]
         self._seats = _successors(seats[order], min(self.replicas, len(seated)), self.replicas)
 
-    @property
-    def n_seats(self) -> int:
-        """How many members hold entries."""
-        return len(self._boots)
-
     def share(self, node_key: int) -> float:
         """Return which part of all keys has this member for its first owner."""
         if not len(self.points):
