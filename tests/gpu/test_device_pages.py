@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pages
-from cluster import UCX
+from cluster import UCX, eventually
 from device_buffers import DeviceBuffer, EmulatedBuffer
 from fake_cuda import FakeCuda
 from p2pkv import NotRegisteredError, Pieces, UsageError
@@ -147,7 +147,8 @@ def test_the_front_of_a_batch_larger_than_the_pool_stays(
     outcomes = pair.owner.publish(keys, source.rows(n, NBYTES))
     assert outcomes[:128].all()
     assert not outcomes[256:].any()
-    assert np.array_equal(outcomes, pair.owner.exists(keys))
+    # What went for the front of the batch, which an engine's node stores last, is taken out of the directory behind it.
+    eventually(lambda: np.array_equal(outcomes, pair.owner.exists(keys)), 30.0)
 
 
 def test_checksums_are_compared_before_the_pages_go_to_the_device(
