@@ -1,5 +1,4 @@
-// What engines tell their node: what they have published, missed and found, and which pages are published
-// again.
+// Engines tell their node what they have published, missed and found, and have pages published again.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -139,7 +138,7 @@ TEST(attach_a_node_hears_what_its_engines_find) {
   CHECK(first->takes_finds());
   const Key keys[] = {key_of(1), key_of(2), key_of(3)};
   const p2pkv::attaching::Finds of_first[] = {{500, 5, 0}, {3000, 40, 0}, {10, 1, 0}};
-  // What is heard of that, said once more where it had lapsed by then: the machine stood still.
+  // Returns what is heard of that, which is said once more where it had lapsed: the machine stood still.
   const auto hear = [&](const auto& tell) {
     const std::chrono::nanoseconds lasts(p2pkv::attaching::EngineFinds::kLastsNs);
     for (const auto until = Deadline::after(60);;) {

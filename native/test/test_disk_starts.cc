@@ -1,5 +1,4 @@
-// What a disk store finds when it starts: with files and folders that can't be read, or are no longer its
-// own.
+// A disk store starts with files and folders that can't be read, or are no longer its own.
 #include <atomic>
 #include <cerrno>
 #include <chrono>

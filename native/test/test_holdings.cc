@@ -1,4 +1,4 @@
-// What a node says that it has: its own pages in memory, and nobody else's.
+// A node says that it has its own pages in memory, and nobody else's.
 #include <string>
 #include <vector>
 
@@ -20,7 +20,7 @@ struct Held {
   std::vector<Location> locations;
 };
 
-// What the node with this shard answers to HELD.
+// Returns what the node with this shard answers to HELD.
 Held held(Shard& shard, const std::vector<Key>& keys) {
   const wire::Header header{wire::kMagic,
                             wire::kVersion,

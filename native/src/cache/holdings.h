@@ -1,4 +1,4 @@
-// What a node has of its own, as it says to who asks for it.
+// Says to who asks for it what a node has of its own.
 #pragma once
 
 #include <memory>
