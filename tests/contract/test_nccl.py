@@ -47,9 +47,10 @@ def test_a_stalled_owner_costs_the_deadline_and_its_communicator_soon_after() ->
 def test_an_error_that_nccl_tells_later_loses_the_peer_and_no_byte(what: str) -> None:
     with transport() as owner, transport() as ours:
         memory, reader = PagedMemory(owner), Reader(ours)
-        endpoint, remote = reader.connect(owner.accept, memory.region.describe())
         meeting, operation = (1, 0) if what == "failing_meeting" else (0, 1)
+        # A connection goes to its meeting at once, without waiting for a read.
         with fake_nccl().told(failing_meeting=meeting, failing_operation=operation):
+            endpoint, remote = reader.connect(owner.accept, memory.region.describe())
             statuses = endpoint.read(reader.local, remote, page_spans(ALL), words=WORDS).wait(ENOUGH)
         assert set(settled(statuses)) == {"PEER_LOST"}
         assert (reader.bytes == 0xEE).all(), "what nobody vouched for was written"
