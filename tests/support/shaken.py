@@ -1,0 +1,66 @@
+"""A plugin of pytest that finds tests that fail by chance: their own thread loses the processor between its lines.
+
+A test that starts something and asks, or tells it, a moment later mostly comes in time: on a busy machine, once in a
+thousand runs, it does not. Here it is late in most runs. ``make test-shaken SEED=n`` loads this; the same seed and
+test draw the same pauses, though what runs beside them is the machine's doing.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+_SHARE = 0.12
+"""Of the lines, how many are paused at."""
+
+_LONGEST = 0.06
+"""Seconds: longer than threads take to hand something on, shorter than what promises leave for lateness."""
+
+_MOST = 1.5
+"""Seconds a test, for loops of many lines."""
+
+_OF_TESTS = (Path(__file__).parents[1], Path(__file__).parents[2] / "p2pkv" / "testing")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shaken", default="1", metavar="SEED", help="the seed of the pauses, with -p shaken")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    homes = (str(item.path), *(f"{home}/" for home in _OF_TESTS))
+    pauses = _Pauses(f"{item.config.getoption('--shaken')} {item.nodeid}", homes)
+    sys.settrace(pauses.enter)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(None)
+
+
+class _Pauses:
+    """What one test is paused by: in the code below ``homes`` alone, in the thread that runs it."""
+
+    def __init__(self, seed: str, homes: tuple[str, ...]) -> None:
+        self._random = random.Random(seed)
+        self._left = _MOST
+        # Some tests have a clock and a sleep of their own.
+        self._sleep = time.sleep
+        self._homes = homes
+
+    def enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+        is_paused = self._left > 0 and frame.f_code.co_filename.startswith(self._homes)
+        return self._step if is_paused else None
+
+    def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and self._left > 0 and self._random.random() < _SHARE:
+            seconds: float = _LONGEST * self._random.random() ** 2
+            self._left -= seconds
+            self._sleep(seconds)
+        return self._step
