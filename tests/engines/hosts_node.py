@@ -15,18 +15,21 @@ from demo.xpyd.real_engines import ROOT, lasting_port
 
 
 class HostsNode:
-    """``p2pkv node``, with room for what a test publishes."""
+    """``p2pkv node``, with room for what a test publishes.
+
+    ``attach`` is the path at which it listens; engines with ``environment`` find it by ``auto`` as well.
+    """
 
     def __init__(self, folder: Path, pool_size: str) -> None:
-        place = folder / "attach"
-        place.mkdir(mode=0o700)
-        self.attach = f"unix:{place}/host"
+        users = folder / "run"
+        users.mkdir(mode=0o700)
+        self.environment = {"XDG_RUNTIME_DIR": str(users)}
         self._metrics_port = lasting_port()
         settings = {
             "node_id": "host",
             "listen": f"127.0.0.1:{lasting_port()}",
             "pool_size": pool_size,
-            "attach_listen": self.attach,
+            "attach_listen": "auto",
             "metrics_port": str(self._metrics_port),
         }
         told = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
@@ -36,10 +39,12 @@ class HostsNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(os.environ),
+                env=os.environ | self.environment,
                 cwd=ROOT,
             )
-        eventually((place / "host").exists, 60.0)
+        eventually(lambda: list(users.glob("p2pkv/host-*")), 60.0)
+        (path,) = users.glob("p2pkv/host-*")
+        self.attach = f"unix:{path}"
 
     def counters(self) -> dict[str, float]:
         """Return what it counts, without labels summed."""

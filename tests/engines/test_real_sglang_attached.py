@@ -67,9 +67,15 @@ def no_call_failed(server: SGLangServer) -> bool:
 
 
 def test_a_server_that_was_killed_finds_its_pages_when_it_is_back(before: FirstLife, tmp_path: Path) -> None:
-    settings = {"node_id": "one", "attach": before.host.attach, "deadline": 5.0}
-    options = ["--admin-api-key", ADMIN_KEY]
-    again = hicache_server(tmp_path / "again.log", layout=LAYOUT, settings=settings, options=options)
+    # it is not told where the node is
+    settings = {"node_id": "one", "attach": "auto", "deadline": 5.0}
+    again = hicache_server(
+        tmp_path / "again.log",
+        layout=LAYOUT,
+        settings=settings,
+        options=["--admin-api-key", ADMIN_KEY],
+        environment=before.host.environment,
+    )
     try:
         again.wait_until_ready()
         for seed in SEEDS:

@@ -53,14 +53,15 @@ def test_a_server_that_is_killed_finds_its_pages_when_it_is_back(
     }
     options = ["--enable-prefix-caching", "--kv-events-config", json.dumps(told)]
 
-    def start() -> VLLMServer:
-        settings = {"node_id": "one", "attach": host.attach, "deadline": 5.0}
+    def start(attach: str) -> VLLMServer:
+        settings = {"node_id": "one", "attach": attach, "deadline": 5.0}
         transfer = p2pkv(settings, role="kv_both", policy="recompute")
-        started.append(VLLMServer(tmp_path / f"one-{len(started)}.log", transfer, options=options))
+        log = tmp_path / f"one-{len(started)}.log"
+        started.append(VLLMServer(log, transfer, options=options, environment=host.environment))
         started[-1].wait_until_ready()
         return started[-1]
 
-    first = start()
+    first = start(host.attach)
     seen: dict[str, set[object]] = {}
     with zmq.Context() as context, context.socket(zmq.SUB) as events:
         events.subscribe(b"")
@@ -79,7 +80,8 @@ def test_a_server_that_is_killed_finds_its_pages_when_it_is_back(
     assert host.counters()["p2pkv_attach_stored_pages_total"] >= 13
     first.kill()
 
-    again = start()
+    # where the node is it finds out by itself
+    again = start("auto")
     assert again.ids(tokens) == ids
     assert again.prompt_tokens("external_kv_transfer") == 10 * BLOCK
     assert again.prompt_tokens("local_compute") == 9
