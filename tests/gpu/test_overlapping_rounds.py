@@ -147,10 +147,13 @@ def test_an_error_amid_a_call_leaves_no_copy_under_way(
     source = allocate(N * NBYTES)
     pair.owner.register_memory(source.array)
     emulated.delay_copies(20_000)
+    emulated.hold(copies=True)
+    emulated.let_through(1)
     stored = []
 
     def fail(*_: object) -> None:
         stored.append(emulated.counts().queued)
+        emulated.hold()  # it begins now, and takes its time
         raise KeyboardInterrupt
 
     monkeypatch.setattr("p2pkv.pool.Pool.publish", fail)

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from p2pkv.testing.lateness import Lateness
+
 _SHARE = 0.12
 """Of the lines, how many are paused at."""
 
@@ -33,15 +35,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shaken", default="1", metavar="SEED", help="the seed of the pauses, with -p shaken")
 
 
+class _Timed:
+    """How many promises about time are judged now: a pause would be counted against them."""
+
+    n = 0
+
+    @classmethod
+    def watch(cls, patch: pytest.MonkeyPatch) -> None:
+        enter, leave = Lateness.__enter__, Lateness.__exit__
+
+        def entered(late: Lateness) -> Lateness:
+            cls.n += 1
+            return enter(late)
+
+        def left(late: Lateness, *exc_info: object) -> None:
+            cls.n -= 1
+            leave(late, *exc_info)
+
+        patch.setattr(Lateness, "__enter__", entered)
+        patch.setattr(Lateness, "__exit__", left)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     homes = (str(item.path), *(f"{home}/" for home in _OF_TESTS))
     pauses = _Pauses(f"{item.config.getoption('--shaken')} {item.nodeid}", homes)
-    sys.settrace(pauses.enter)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(None)
+    with pytest.MonkeyPatch.context() as patch:
+        _Timed.watch(patch)
+        sys.settrace(pauses.enter)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
 
 
 class _Pauses:
@@ -58,7 +83,7 @@ class _Pauses:
         return self._step if frame.f_code.co_filename.startswith(self._homes) else None
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event != "line" or self._random.random() >= _SHARE:
+        if event != "line" or _Timed.n or self._random.random() >= _SHARE:
             return self._step
         seconds: float = _LONGEST * self._random.random() ** 2
         self._left -= seconds
