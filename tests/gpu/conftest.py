@@ -135,3 +135,10 @@ def make_pair(tmp_path: Path, cuda_settings: dict[str, object]) -> Iterator[Call
     for pair in pairs:
         pair.close()
     pairs.clear()  # pytest keeps `make` for longer, and a pool that a lost device may write to goes with its last user
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Return where a host's node may listen for engines."""
+    (tmp_path / "host").mkdir(mode=0o700)
+    return f"unix:{tmp_path}/host/s"

@@ -46,6 +46,7 @@ TESTS = {
     "pages": (
         "test_device_pages.py",
         "test_attached_devices.py",
+        "test_attached_devices_apart.py",
         "test_direct_pages.py",
         "test_direct_publishing.py",
         "test_streams.py",

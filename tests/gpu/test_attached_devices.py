@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import pages
-from cluster import Cluster, NodeProcess, eventually
+from cluster import Cluster, eventually
 from device_buffers import DeviceBuffer, EmulatedBuffer
 from fake_cuda import FakeCuda
 from p2pkv import Config, DeviceError, Node, Pieces, UsageError, _native
@@ -26,8 +23,8 @@ from p2pkv.cache.device_rounds import DevicePages, Store
 from p2pkv.cache.staging_room import Round
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
-from p2pkv.testing.processes import ChildEndedError
 from pair import NBYTES, N, Pair
+from threads import in_a_thread
 
 Allocate = Callable[[int], DeviceBuffer]
 PATIENCE = 30.0
@@ -49,32 +46,10 @@ def source(pair: Pair, allocate: Allocate) -> DeviceBuffer:
     return memory
 
 
-def _filled(keys: list[str]) -> NDArray[np.uint8]:
-    rows = np.zeros((len(keys), NBYTES), np.uint8)
-    pages.fill(rows, keys)
-    return rows
-
-
-def _is_right(node: Node, keys: list[str]) -> bool:
-    """Whether the node gets every page; a wrong byte is an error at once."""
-    rows = np.zeros((len(keys), NBYTES), np.uint8)
-    with node.register_memory(rows):
-        outcomes = node.fetch(keys, rows, timeout=PATIENCE)
-    assert pages.wrong(rows, keys, outcomes) == []
-    return bool(outcomes.all())
-
-
-def _in_a_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    return thread, results
-
-
 def test_the_staging_is_mapped_by_the_node_and_copied_out_of_once(pair: Pair, source: DeviceBuffer) -> None:
     before = pair.host.counters()["p2pkv_attached_memory_bytes"]
     keys = [f"many {i}" for i in range(4 * ROUND)]
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     assert pair.owner.publish(keys, source.rows(len(keys), NBYTES)).all()
     mapped = pair.host.counters()["p2pkv_attached_memory_bytes"]
     assert mapped == before == STAGING  # and no staging of a line
@@ -83,8 +58,8 @@ def test_the_staging_is_mapped_by_the_node_and_copied_out_of_once(pair: Pair, so
     assert counters["p2pkv_published_pages_total"] == len(keys)
     assert counters["p2pkv_published_bytes_total"] == len(keys) * NBYTES
     assert counters["p2pkv_device_staging_used_bytes"] == 0
-    assert _is_right(pair.reader, keys)
-    assert _is_right(pair.owner, keys)
+    assert pages.are_fetched(pair.reader, keys, NBYTES, PATIENCE)
+    assert pages.are_fetched(pair.owner, keys, NBYTES, PATIENCE)
 
 
 def test_pages_of_another_host_arrive(make_pair: Callable[..., Pair], allocate: Allocate) -> None:
@@ -93,7 +68,7 @@ def test_pages_of_another_host_arrive(make_pair: Callable[..., Pair], allocate: 
         memory = allocate(2 * ROUND * NBYTES)
         pair.owner.register_memory(memory.array)
         keys = [f"{transport} {i}" for i in range(2 * ROUND)]
-        rows = _filled(keys)
+        rows = pages.filled(keys, NBYTES)
         with pair.reader.register_memory(rows):
             assert pair.reader.publish(keys, rows).all()
         assert pair.owner.fetch(keys, memory.rows(len(keys), NBYTES), timeout=PATIENCE).all()
@@ -115,12 +90,12 @@ def test_the_driver_that_a_setting_names_is_used(
 def test_what_is_there_of_a_batch_is_published_without_its_bytes(pair: Pair, source: DeviceBuffer) -> None:
     keys = pair.publish()
     mixed = [key for pair_of in zip(keys, pair.fresh_keys(), strict=True) for key in pair_of]
-    rows = _filled(mixed)
+    rows = pages.filled(mixed, NBYTES)
     rows[::2] = 0  # other bytes: they must not count
     source.write(rows)
     assert pair.owner.publish(mixed, source.rows(len(mixed), NBYTES)).all()
     assert pair.owner.counters()['p2pkv_staged_bytes_total{direction="to_host"}'] == N * NBYTES
-    assert _is_right(pair.reader, mixed)
+    assert pages.are_fetched(pair.reader, mixed, NBYTES, PATIENCE)
 
 
 def test_a_page_of_another_length_is_refused_before_anything_is_stored(
@@ -155,7 +130,7 @@ def test_what_was_stored_before_a_later_round_is_refused_is_found_by_others(
     memory = allocate(4 * ROUND * NBYTES)
     pair.owner.register_memory(memory.array)
     keys = [f"page {i}" for i in range(4 * ROUND)]
-    memory.write(_filled(keys))
+    memory.write(pages.filled(keys, NBYTES))
     other = np.zeros((1, 2 * NBYTES), np.uint8)
     pair.host.register_memory(other)
 
@@ -184,7 +159,7 @@ def test_a_page_that_is_published_once_in_several_rounds_counts_as_used_once(
         memory = allocate(3 * ROUND * NBYTES)
         node.register_memory(memory.array)
         keys = [f"page {i}" for i in range(3 * ROUND)]
-        memory.write(_filled(keys))
+        memory.write(pages.filled(keys, NBYTES))
         tier = host._parts.caching.tier
 
         def n_on_disk(keys: list[str]) -> int:
@@ -210,7 +185,7 @@ def test_a_page_that_the_pool_can_not_take_is_refused(
 
 def test_a_page_may_lie_on_several_devices(emulated: FakeCuda, pair: Pair) -> None:
     keys, half = pair.fresh_keys(), NBYTES // 2
-    rows = _filled(keys)
+    rows = pages.filled(keys, NBYTES)
     buffers = [EmulatedBuffer(N * half, device) for device in (0, 1)]
     for i, buffer in enumerate(buffers):
         buffer.write(np.ascontiguousarray(rows[:, i * half : (i + 1) * half]))
@@ -218,26 +193,24 @@ def test_a_page_may_lie_on_several_devices(emulated: FakeCuda, pair: Pair) -> No
     starts = np.stack([buffer.address + half * np.arange(N) for buffer in buffers], axis=1)
     pieces = Pieces(np.stack([starts, np.full_like(starts, half)], axis=2).astype(np.int64))
     assert pair.owner.publish(keys, pieces, stream=0).all()
-    assert _is_right(pair.reader, keys)
+    assert pages.are_fetched(pair.reader, keys, NBYTES, PATIENCE)
     for buffer in buffers:
         buffer.close()
 
 
 def test_nobody_sees_a_page_before_it_is_copied(emulated: FakeCuda, pair: Pair, source: DeviceBuffer) -> None:
     keys = pair.fresh_keys()
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     before = emulated.counts().queued
     emulated.hold(copies=True)
-    thread, outcomes = _in_a_thread(
-        lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE)
-    )
+    thread, outcomes = in_a_thread(lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE))
     eventually(lambda: emulated.counts().queued > before, PATIENCE)
     for node in pair.nodes:
         assert not node.exists(keys).any()
     emulated.let_go()
     thread.join(PATIENCE)
     assert outcomes[0].all()
-    assert _is_right(pair.reader, keys)
+    assert pages.are_fetched(pair.reader, keys, NBYTES, PATIENCE)
 
 
 def test_a_call_that_does_not_wait_for_its_copies_has_wrong_bytes(
@@ -259,7 +232,7 @@ def test_a_publish_returns_only_when_its_copies_have_ended(
     emulated: FakeCuda, pair: Pair, source: DeviceBuffer
 ) -> None:
     keys = pair.fresh_keys()
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     emulated.delay_copies(300_000)  # longer than the call may take
     outcomes = pair.owner.publish(keys, source.rows(N, NBYTES), timeout=0.25)
     assert emulated.counts().queued == 0
@@ -272,13 +245,13 @@ def test_a_publish_returns_only_when_its_copies_have_ended(
 
 def test_a_copy_that_fails_publishes_nothing(emulated: FakeCuda, pair: Pair, source: DeviceBuffer) -> None:
     keys = pair.fresh_keys()
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     emulated.fail("cuMemcpyDtoHAsync", INVALID_VALUE)
     assert not pair.owner.publish(keys, source.rows(N, NBYTES)).any()
     assert not pair.reader.exists(keys).any()
     assert pair.owner.counters()['p2pkv_unpublished_pages_total{reason="device"}'] == N
     assert pair.owner.publish(keys, source.rows(N, NBYTES)).all()
-    assert _is_right(pair.reader, keys)
+    assert pages.are_fetched(pair.reader, keys, NBYTES, PATIENCE)
 
 
 def test_a_device_that_is_lost_in_the_middle_costs_misses(
@@ -287,7 +260,7 @@ def test_a_device_that_is_lost_in_the_middle_costs_misses(
     keys = [f"lost {i}" for i in range(2 * ROUND)]
     emulated.hold(copies=True)
     before = emulated.counts().queued
-    thread, outcomes = _in_a_thread(
+    thread, outcomes = in_a_thread(
         lambda: pair.owner.publish(keys, source.rows(len(keys), NBYTES), timeout=PATIENCE)
     )
     eventually(lambda: emulated.counts().queued > before, PATIENCE)
@@ -312,10 +285,10 @@ def test_memory_that_can_not_be_locked_is_refused_in_words(
         pair.owner.register_memory(memory.array)
     assert pair.host.counters()["p2pkv_attached_memory_bytes"] == 0
     keys = pair.fresh_keys()
-    memory.write(_filled(keys))
+    memory.write(pages.filled(keys, NBYTES))
     pair.owner.register_memory(memory.array)
     assert pair.owner.publish(keys, memory.rows(N, NBYTES)).all()
-    assert _is_right(pair.reader, keys)
+    assert pages.are_fetched(pair.reader, keys, NBYTES, PATIENCE)
 
 
 def test_metrics_go_on_while_the_node_is_told_of_the_staging(emulated: FakeCuda) -> None:
@@ -329,12 +302,12 @@ def test_metrics_go_on_while_the_node_is_told_of_the_staging(emulated: FakeCuda)
 
     registrations = Registrations([])
     devices = DeviceMemory(registrations, STAGING, show=show)
-    thread, results = _in_a_thread(lambda: devices.use(0))
+    thread, results = in_a_thread(lambda: devices.use(0))
     assert is_told.wait(PATIENCE)
-    reading, readings = _in_a_thread(devices.readings)
+    reading, readings = in_a_thread(devices.readings)
     reading.join(PATIENCE / 2)
     told = list(readings)
-    closing_, _ = _in_a_thread(devices.close)  # as a signal's handler may
+    closing_, _ = in_a_thread(devices.close)  # as a signal's handler may
     closing_.join(PATIENCE / 2)
     may_go_on.set()
     for each in (thread, reading, closing_):
@@ -358,128 +331,6 @@ def test_staging_that_the_node_does_not_map_is_copied_twice(
     assert "is copied twice when its pages are published" in caplog.text
     own_host.attachment.forget(1)  # there is room for the memory of a line
     keys = pair.fresh_keys()
-    memory.write(_filled(keys))
+    memory.write(pages.filled(keys, NBYTES))
     assert pair.owner.publish(keys, memory.rows(N, NBYTES)).all()
-    assert _is_right(pair.reader, keys)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    (tmp_path / "host").mkdir(mode=0o700)
-    return f"unix:{tmp_path}/host/s"
-
-
-class Apart:
-    """An engine in this process, and its node in another, which can be stopped and killed."""
-
-    def __init__(self, cluster: Cluster, path: str, settings: dict[str, Any], memory: DeviceBuffer) -> None:
-        self._cluster, self._path = cluster, path
-        self.host = self.start_host()
-        config: dict[str, Any] = {"node_id": "engine", "attach": path, "device_staging_size": STAGING}
-        self.engine = Node.start(Config.load(settings | config, environ={}))
-        self.memory = memory
-        self.engine.register_memory(memory.array)
-
-    def start_host(self) -> NodeProcess:
-        self.host = self._cluster.start("host", attach_listen=self._path)
-        return self.host
-
-    def publish(self, keys: list[str], timeout: float = PATIENCE) -> NDArray[np.uint8]:
-        """Publish from the device; its memory is another page's from then on."""
-        self.memory.write(_filled(keys))
-        outcomes = self.engine.publish(keys, self.memory.rows(len(keys), NBYTES), timeout=timeout)
-        self.memory.write(np.full((len(keys), NBYTES), 0x5A, np.uint8))
-        return outcomes
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-@pytest.fixture
-def apart(
-    cluster: Cluster, path: str, cuda_settings: dict[str, object], allocate: Allocate
-) -> Iterator[Apart]:
-    memory = allocate(4 * ROUND * NBYTES)
-    with closing(Apart(cluster, path, cuda_settings, memory)) as apart:
-        yield apart
-
-
-def test_the_next_round_is_copied_while_one_is_pulled_and_no_further(
-    emulated: FakeCuda, apart: Apart
-) -> None:
-    keys = [f"round {i}" for i in range(4 * ROUND)]
-    assert apart.publish(["first"]).all()
-    emulated.hold(copies=True)
-    before = emulated.counts().copies_to_host
-    thread, outcomes = _in_a_thread(lambda: apart.publish(keys, 4 * PATIENCE))
-    try:
-        eventually(lambda: emulated.counts().copies_to_host == before + 1, PATIENCE)
-        apart.host.stop()
-        emulated.let_through(1)
-        eventually(lambda: emulated.counts().copies_to_host == before + 2, PATIENCE)
-        emulated.let_go()
-        assert emulated.counts().copies_to_host == before + 2, "a third round has no place to go to"
-    finally:
-        apart.host.resume()
-        emulated.hold()
-        thread.join(4 * PATIENCE)
-    assert outcomes[0].all()
-    assert _is_right(apart.engine, keys)
-
-
-def test_what_a_stopped_node_does_not_pull_in_time_is_never_served_with_other_bytes(
-    emulated: FakeCuda, apart: Apart
-) -> None:
-    late, others = [f"late {i}" for i in range(ROUND)], [f"other {i}" for i in range(4 * ROUND)]
-    assert apart.publish(["first"]).all()
-    emulated.hold(copies=True)
-    before = emulated.counts().copies_to_host
-    thread, outcomes = _in_a_thread(lambda: apart.publish(late, 1.0))
-    eventually(lambda: emulated.counts().copies_to_host == before + 1, PATIENCE)
-    apart.host.stop()
-    emulated.let_go()
-    thread.join(PATIENCE)
-    assert not outcomes[0].any()
-    assert not apart.publish(others, 0.1).any()  # through the same staging
-    apart.host.resume()
-    eventually(lambda: bool(apart.publish(others).all()), PATIENCE)
-    assert _is_right(apart.engine, others)
-    assert not apart.engine.exists(late).any()
-    assert _is_right(apart.engine, late) is False
-
-
-def test_a_node_that_comes_back_maps_the_staging_again(apart: Apart) -> None:
-    keys = [f"page {i}" for i in range(ROUND)]
-    assert apart.publish(keys).all()
-    apart.host.kill()
-    began = time.monotonic()
-    assert not apart.publish(["nobody"], 0.3).any()
-    assert time.monotonic() - began < PATIENCE
-    apart.start_host()
-    eventually(lambda: bool(apart.publish(keys, 1.0).all()), PATIENCE)
-    assert _is_right(apart.engine, keys)
-    eventually(lambda: apart.host.call("counters")["p2pkv_attached_memory_bytes"] == STAGING, PATIENCE)
-
-
-def test_an_engine_that_is_killed_leaves_whole_pages_only(
-    cluster: Cluster, path: str, tmp_path: Path, kind: str, cuda_settings: dict[str, object]
-) -> None:
-    cluster.start("host", attach_listen=path)
-    progress = tmp_path / "progress"
-    progress.write_bytes(bytes(16))
-    engines = [
-        cluster.start("engine", attach=path, device=kind, device_staging_size=STAGING, **cuda_settings)
-        for _ in range(2)
-    ]
-    churned = {"progress": str(progress), "sizes": [NBYTES], "seed": 1, "batch": 2 * ROUND}
-    engines[0].send("churn", seconds=PATIENCE, **churned)
-    eventually(lambda: int.from_bytes(progress.read_bytes()[:8], "little") > 20, PATIENCE)
-    engines[0].kill()
-    with pytest.raises(ChildEndedError):
-        engines[0].answer()
-    last = int.from_bytes(progress.read_bytes()[:8], "little")
-    for number in range(last - 10, last + 1):
-        keys = [f"hunt-{number}-{i}" for i in range(2 * ROUND)]
-        found = engines[1].call("fetch", keys=keys, nbytes=NBYTES)
-        assert found["wrong"] == []
-        assert all(found["hits"]) or number == last
+    assert pages.are_fetched(pair.reader, keys, NBYTES, PATIENCE)

@@ -28,12 +28,6 @@ def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair
     return make_pair(attached=is_attached, transports=transports, device_staging_size=1 << 17)
 
 
-def _filled(keys: list[str], nbytes: int = NBYTES) -> np.ndarray:
-    rows = np.zeros((len(keys), nbytes), np.uint8)
-    pages.fill(rows, keys)
-    return rows
-
-
 @pytest.fixture
 def destination(pair: Pair, allocate: Allocate) -> DeviceBuffer:
     buffer = allocate(64 * NBYTES)
@@ -52,7 +46,7 @@ def test_pages_arrive_in_device_memory_as_they_were_published(pair: Pair, destin
     keys = pair.publish()
     outcomes = pair.reader.fetch(keys, destination.rows(N, NBYTES))
     assert outcomes.all()
-    assert np.array_equal(destination.read()[: N * NBYTES].reshape(N, NBYTES), _filled(keys))
+    assert np.array_equal(destination.read()[: N * NBYTES].reshape(N, NBYTES), pages.filled(keys, NBYTES))
     counters = pair.reader.counters()
     assert counters['p2pkv_staged_bytes_total{direction="to_device"}'] == N * NBYTES
     assert counters["p2pkv_device_staging_bytes"] == 1 << 17
@@ -66,12 +60,12 @@ def test_pages_arrive_over_ucx(make_pair: Callable[..., Pair], allocate: Allocat
     pair.reader.register_memory(destination.array)
     keys = pair.publish()
     assert pair.reader.fetch(keys, destination.rows(N, NBYTES)).all()
-    assert np.array_equal(destination.read().reshape(N, NBYTES), _filled(keys))
+    assert np.array_equal(destination.read().reshape(N, NBYTES), pages.filled(keys, NBYTES))
 
 
 def test_pages_of_device_memory_arrive_in_host_memory(pair: Pair, source: DeviceBuffer) -> None:
     keys = pair.fresh_keys()
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     assert pair.owner.publish(keys, source.rows(N, NBYTES)).all()
     assert pair.fetch_is_right(keys)
     counters = pair.owner.counters()
@@ -83,16 +77,16 @@ def test_a_batch_that_the_staging_can_not_hold_goes_in_rounds(
     pair: Pair, source: DeviceBuffer, destination: DeviceBuffer
 ) -> None:
     keys = [f"many-{i}" for i in range(64)]  # 256 KiB, through 64 KiB at a time
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     assert pair.owner.publish(keys, source.rows(64, NBYTES)).all()
     assert pair.reader.fetch(keys, destination.rows(64, NBYTES)).all()
-    assert np.array_equal(destination.read().reshape(64, NBYTES), _filled(keys))
+    assert np.array_equal(destination.read().reshape(64, NBYTES), pages.filled(keys, NBYTES))
 
 
 def test_pages_of_the_own_pool_arrive_too(pair: Pair, source: DeviceBuffer) -> None:
     keys = pair.publish()
     assert pair.owner.fetch(keys, source.rows(N, NBYTES)).all()
-    assert np.array_equal(source.read()[: N * NBYTES].reshape(N, NBYTES), _filled(keys))
+    assert np.array_equal(source.read()[: N * NBYTES].reshape(N, NBYTES), pages.filled(keys, NBYTES))
 
 
 def test_only_hits_are_written(pair: Pair, destination: DeviceBuffer) -> None:
@@ -102,7 +96,7 @@ def test_only_hits_are_written(pair: Pair, destination: DeviceBuffer) -> None:
     outcomes = pair.reader.fetch(mixed, destination.rows(2 * N, NBYTES))
     assert outcomes.tolist() == [1, 0] * N
     rows = destination.read()[: 2 * N * NBYTES].reshape(2 * N, NBYTES)
-    assert np.array_equal(rows[::2], _filled(keys))
+    assert np.array_equal(rows[::2], pages.filled(keys, NBYTES))
     assert (rows[1::2] == 0x5A).all()
 
 
@@ -110,7 +104,7 @@ def test_pieces_of_device_memory_make_up_a_page(
     pair: Pair, source: DeviceBuffer, destination: DeviceBuffer
 ) -> None:
     keys = pair.fresh_keys()
-    rows = _filled(keys)
+    rows = pages.filled(keys, NBYTES)
     half = NBYTES // 2
     source.write(np.concatenate([rows[:, :half].reshape(-1), rows[:, half:].reshape(-1)]))
 
@@ -143,7 +137,7 @@ def test_the_front_of_a_batch_larger_than_the_pool_stays(
     source = allocate(n * NBYTES)
     pair.owner.register_memory(source.array)
     keys = [f"large-{i}" for i in range(n)]
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     outcomes = pair.owner.publish(keys, source.rows(n, NBYTES))
     assert outcomes[:128].all()
     assert not outcomes[256:].any()
@@ -159,7 +153,7 @@ def test_checksums_are_compared_before_the_pages_go_to_the_device(
     pair.reader.register_memory(destination.array)
     keys = pair.publish()
     assert pair.reader.fetch(keys, destination.rows(N, NBYTES)).all()
-    assert np.array_equal(destination.read().reshape(N, NBYTES), _filled(keys))
+    assert np.array_equal(destination.read().reshape(N, NBYTES), pages.filled(keys, NBYTES))
 
 
 def test_an_address_of_device_memory_is_known_as_one(pair: Pair, allocate: Allocate) -> None:
@@ -167,7 +161,7 @@ def test_an_address_of_device_memory_is_known_as_one(pair: Pair, allocate: Alloc
     with pair.reader.register_address(destination.address, destination.nbytes):
         keys = pair.publish()
         assert pair.reader.fetch(keys, destination.rows(N, NBYTES)).all()
-    assert np.array_equal(destination.read().reshape(N, NBYTES), _filled(keys))
+    assert np.array_equal(destination.read().reshape(N, NBYTES), pages.filled(keys, NBYTES))
     with pytest.raises(UsageError, match="not all of one allocation"):
         pair.reader.register_address(destination.address, 1 << 40)
 
@@ -182,7 +176,7 @@ def test_a_page_may_lie_on_several_devices(emulated: FakeCuda, pair: Pair) -> No
     pieces = Pieces(np.stack([starts, np.full_like(starts, half)], axis=2).astype(np.int64))
     assert pair.reader.fetch(keys, pieces, stream=0).all()
     there = np.concatenate([buffer.read().reshape(N, half) for buffer in buffers], axis=1)
-    assert np.array_equal(there, _filled(keys))
+    assert np.array_equal(there, pages.filled(keys, NBYTES))
     for buffer in buffers:
         buffer.close()
 
@@ -195,7 +189,7 @@ def test_calls_share_the_staging(pair: Pair, allocate: Allocate) -> None:
         pair.reader.register_memory(buffer.array)
         for _ in range(5):
             assert pair.reader.fetch(of, buffer.rows(N, NBYTES), timeout=30.0).all()
-            assert np.array_equal(buffer.read().reshape(N, NBYTES), _filled(of))
+            assert np.array_equal(buffer.read().reshape(N, NBYTES), pages.filled(of, NBYTES))
 
     run_all([lambda of=of, to=to: fetch_often(of, to) for of, to in zip(keys, buffers, strict=True)])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from fake_cuda import FakeCuda, fake_cuda
 from p2pkv import Pieces, _native
 from p2pkv.pool import Pool, PoolStatus
 from pair import NBYTES, N, Pair
+from threads import in_a_thread
 
 Allocate = Callable[[int], DeviceBuffer]
 PATIENCE = 30.0
@@ -77,13 +77,6 @@ def _is_right(pair: Pair, keys: list[str], rows: np.ndarray) -> bool:
         return bool(pair.reader.fetch(keys, back, timeout=PATIENCE).all()) and np.array_equal(back, rows)
 
 
-def _in_a_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    return thread, results
-
-
 def test_pages_are_written_where_they_are_to_lie(pair: Pair, source: DeviceBuffer) -> None:
     keys = pair.fresh_keys()
     assert pair.owner.publish(keys, source.rows(N, NBYTES)).all()
@@ -134,9 +127,7 @@ def test_nobody_sees_a_page_before_it_is_whole(emulated: FakeCuda, pair: Pair, s
     keys = pair.fresh_keys()
     before = emulated.counts().queued
     emulated.hold(copies=True)
-    thread, outcomes = _in_a_thread(
-        lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE)
-    )
+    thread, outcomes = in_a_thread(lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE))
     eventually(lambda: emulated.counts().queued > before, PATIENCE)
     assert not pair.owner.exists(keys).any()
     assert not pair.reader.exists(keys).any()
@@ -153,9 +144,7 @@ def test_pages_that_come_meanwhile_get_other_places(
     keys = pair.fresh_keys()
     before = emulated.counts().queued
     emulated.hold(copies=True)
-    thread, outcomes = _in_a_thread(
-        lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE)
-    )
+    thread, outcomes = in_a_thread(lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE))
     eventually(lambda: emulated.counts().queued > before, PATIENCE)
     others = [pair.publish() for _ in range(2 * (1 << 20) // (N * NBYTES))]
     emulated.let_go()
@@ -213,9 +202,7 @@ def test_a_block_that_a_lost_device_may_write_to_is_nobodys_again(
     keys = pair.fresh_keys()
     before = emulated.counts().queued
     emulated.hold(copies=True)
-    thread, outcomes = _in_a_thread(
-        lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE)
-    )
+    thread, outcomes = in_a_thread(lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=PATIENCE))
     eventually(lambda: emulated.counts().queued > before, PATIENCE)
     emulated.lose()
     thread.join(PATIENCE)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from device_buffers import DeviceBuffer
 from fake_cuda import FakeCuda
 from p2pkv import Pieces
 from pair import NBYTES, Pair
+from threads import in_a_thread
 
 Allocate = Callable[[int], DeviceBuffer]
 N = 64
@@ -35,22 +34,9 @@ def keys() -> list[str]:
     return [f"page {i}" for i in range(N)]
 
 
-def _filled(keys: list[str]) -> NDArray[np.uint8]:
-    rows = np.zeros((len(keys), NBYTES), np.uint8)
-    pages.fill(rows, keys)
-    return rows
-
-
-def _in_a_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    return thread, results
-
-
 @pytest.fixture
 def published(pair: Pair, keys: list[str]) -> NDArray[np.uint8]:
-    rows = _filled(keys)
+    rows = pages.filled(keys, NBYTES)
     with pair.owner.register_memory(rows):
         assert pair.owner.publish(keys, rows).all()
     return rows
@@ -67,7 +53,7 @@ def test_the_next_round_is_read_while_one_is_copied_and_no_further(
     pair.reader.register_memory(destination.array)
     emulated.hold(copies=True)
     before = emulated.counts().copies_to_device
-    thread, outcomes = _in_a_thread(
+    thread, outcomes = in_a_thread(
         lambda: pair.reader.fetch(keys, destination.rows(N, NBYTES), timeout=2 * PATIENCE)
     )
     for n in range(1, N // ROUND):
@@ -86,10 +72,10 @@ def test_the_next_round_is_copied_while_one_goes_into_the_pool_and_no_further(
 ) -> None:
     source = allocate(N * NBYTES)
     pair.owner.register_memory(source.array)
-    source.write(_filled(keys))
+    source.write(pages.filled(keys, NBYTES))
     emulated.hold(copies=True)
     before = emulated.counts().copies_to_host
-    thread, outcomes = _in_a_thread(
+    thread, outcomes = in_a_thread(
         lambda: pair.owner.publish(keys, source.rows(N, NBYTES), timeout=2 * PATIENCE)
     )
     for n in range(N // ROUND):
@@ -103,7 +89,7 @@ def test_the_next_round_is_copied_while_one_goes_into_the_pool_and_no_further(
     back = np.zeros((N, NBYTES), np.uint8)
     pair.reader.register_memory(back)
     assert pair.reader.fetch(keys, back).all()
-    assert np.array_equal(back, _filled(keys))
+    assert np.array_equal(back, pages.filled(keys, NBYTES))
 
 
 def test_a_round_that_fails_is_missed_and_no_other(
@@ -128,7 +114,7 @@ def test_a_device_that_is_lost_ends_the_call_with_what_was_there(
     destination = allocate(N * NBYTES)
     pair.reader.register_memory(destination.array)
     emulated.hold(copies=True)
-    thread, outcomes = _in_a_thread(
+    thread, outcomes = in_a_thread(
         lambda: pair.reader.fetch(keys, destination.rows(N, NBYTES), timeout=2 * PATIENCE)
     )
     emulated.let_through(1)
@@ -196,7 +182,7 @@ def test_rounds_of_pages_too_large_for_halves_do_not_overlap(
     assert pair.owner.publish(keys, source.rows(len(keys), LARGE), timeout=PATIENCE).all()
     emulated.hold(copies=True)
     before = emulated.counts().copies_to_device
-    thread, outcomes = _in_a_thread(
+    thread, outcomes = in_a_thread(
         lambda: pair.reader.fetch(keys, destination.rows(len(keys), LARGE), timeout=2 * PATIENCE)
     )
     try:

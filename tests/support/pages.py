@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from p2pkv import Node
 
 _WORDS = (np.arange(1, (8 << 20) // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
 
@@ -43,6 +46,13 @@ def fill(pages: NDArray[Any], keys: Sequence[str]) -> None:
         words[:] = _page(key, len(words))
 
 
+def filled(keys: Sequence[str], nbytes: int) -> NDArray[np.uint8]:
+    """Return the pages of ``keys``, a row of ``nbytes`` each."""
+    rows = np.zeros((len(keys), nbytes), np.uint8)
+    fill(rows, keys)
+    return rows
+
+
 def wrong(pages: NDArray[Any], keys: Sequence[str], hits: NDArray[np.uint8]) -> list[str]:
     """Return the keys of the hits whose bytes are not those of :func:`fill`."""
     bad = []
@@ -52,3 +62,12 @@ def wrong(pages: NDArray[Any], keys: Sequence[str], hits: NDArray[np.uint8]) -> 
         if hit and (words != _page(key, len(words))).any():
             bad.append(key)
     return bad
+
+
+def are_fetched(node: Node, keys: Sequence[str], nbytes: int, timeout: float) -> bool:
+    """Whether a node gets every page of ``nbytes``; a wrong byte is an error at once."""
+    rows = np.zeros((len(keys), nbytes), np.uint8)
+    with node.register_memory(rows):
+        outcomes = node.fetch(list(keys), rows, timeout=timeout)
+    assert wrong(rows, keys, outcomes) == []
+    return bool(outcomes.all())
