@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.control.wire import Kind
-from p2pkv.directory.asking import SILENT_OWNER_S, Owners, Question
+from p2pkv.directory import asking
+from p2pkv.directory.asking import Owners, Question
 from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.ring import moved
 from p2pkv.directory.routes import Route
@@ -87,7 +88,7 @@ class LookUp:
     def _soon(self) -> float:
         """Return until when one member is waited for: most of a short call is left for all the others."""
         now = self.clock.monotonic()
-        return now + min(SILENT_OWNER_S, (self.deadline - now) * _SHARE)
+        return now + min(asking.SILENT_OWNER_S, (self.deadline - now) * _SHARE)
 
     def _holder(self, route: Route, row: np.intp) -> int:
         """Return which member has the page in its pool, by its number; -1: none, a stranger, or several.
