@@ -51,6 +51,15 @@ class EngineSocket(Resource):
             return self._bind_alone()
 
     def _bind_alone(self) -> str | None:
+        if self._listen():
+            return None
+        in_the_way = self._clear()
+        if in_the_way is None and not self._listen():
+            return "somebody has taken it meanwhile"
+        return in_the_way
+
+    def _listen(self) -> bool:
+        """Listen, unless something lies there."""
         with ExitStack() as undo:
             self.socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             try:
@@ -60,15 +69,15 @@ class EngineSocket(Resource):
                     raise ConfigError(
                         f"{self._setting} is 'unix:{self.path}': cannot listen there: {error.strerror}"
                     ) from error
-                return self._clear()
+                return False
             os.chmod(self.path, 0o600)
             self.socket.listen(_WAITING)
             self._inode = os.stat(self.path).st_ino
             undo.pop_all()
-        return None
+        return True
 
     def _clear(self) -> str | None:
-        """Remove what a node has left that is gone; say what is in the way."""
+        """Remove what a node has left that is gone, or say what is in the way."""
         try:
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise ConfigError(
@@ -85,7 +94,7 @@ class EngineSocket(Resource):
             return f"whoever listens there does not answer: {error.strerror or error}"
         else:
             return "another node listens there; give each node of a host a path of its own"
-        return "it was left by a node that is gone"
+        return None
 
     def close(self) -> None:
         """Let nobody in any more, and leave the path to others. Idempotent."""

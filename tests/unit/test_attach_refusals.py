@@ -124,6 +124,20 @@ def test_one_that_starts_while_another_one_is_about_to_listen_does_not_have_the_
     EngineSocket(path).close()
 
 
+def test_a_path_that_a_killed_node_has_left_is_taken_over_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "host"
+    folder.mkdir(mode=0o700)
+    path = str(folder / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(path)
+        left.listen()
+    monkeypatch.setattr("p2pkv.attach.host._TAKE_S", 0.0)  # else it would be tried once more, after a while
+    with EngineSocket(path), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+        visitor.connect(path)
+
+
 def attaches(path: str, engines: list[_native.Attachment]) -> bool:
     """Whether one more is let in: the node notices a moment later that another one has gone."""
     try:
