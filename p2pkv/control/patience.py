@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,10 +73,13 @@ class PatientLines:
         self.patience_s = PATIENCE_S
         """How long an answer is waited for. Whoever finds that all are late may make it longer."""
 
-    def ask(self, requests: Sequence[Request], timeout: float) -> list[Reply | None]:
+    def ask(
+        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[Reply | None]:
         """Send every request at once; return when all are answered or after ``timeout`` seconds. None: no answer yet.
 
-        Raises :class:`ClosedError`.
+        ``meanwhile``, which may not ask here, is called at each glance that has not seen all. Raises
+        :class:`ClosedError`.
         """
         self._give_up_old()
         now = time.monotonic()
@@ -96,6 +99,8 @@ class PatientLines:
             # looked at before the time, or who could not run for a while would miss what has long been there
             if left <= 0 or wanted.keys().isdisjoint(self._open):
                 return out
+            if meanwhile is not None:
+                meanwhile()
             left = max(0.0, now + timeout - time.monotonic())
 
     def late(self) -> list[LateAnswer]:

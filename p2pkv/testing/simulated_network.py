@@ -108,8 +108,10 @@ class SimulatedNetwork:
         """Answer with this view."""
         self._blob, self._digest = blob, digest
 
-    def probe(self, addresses: Sequence[str], timeout: float) -> list[ProbeReply | None]:
-        """Probe all; takes ``timeout`` of virtual time if one is silent."""
+    def probe(
+        self, addresses: Sequence[str], timeout: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[ProbeReply | None]:
+        """Probe all; takes ``timeout`` of virtual time if one is silent, and others run before or after it."""
         if self.late_probes:
             self.clock.now += self.late_probes.pop(0)
             return [None] * len(addresses)

@@ -8,7 +8,7 @@ import pytest
 from p2pkv.directory.membership.base import Identity, Listeners, ProbeReply
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.timing import Timing
-from p2pkv.directory.view import Member, State, encode
+from p2pkv.directory.view import Member, State, decode, encode, node_key
 from p2pkv.errors import MembershipError
 
 
@@ -20,6 +20,7 @@ class LonelyNetwork:
     def __init__(self):
         self.inbox = queue.Queue()
         self.announced = None
+        self.shown = set()
         self.broken = False
         self.answers = {}
         self.withdrawn = threading.Event()
@@ -35,9 +36,9 @@ class LonelyNetwork:
         self.withdrawn.set()
 
     def set_view(self, blob, digest):
-        pass
+        self.shown = {member.node_id for member in decode(blob).members}
 
-    def probe(self, addresses, timeout):
+    def probe(self, addresses, timeout, meanwhile=None):
         return [self.answers.get(address) for address in addresses]
 
     def tell(self, messages, timeout):
@@ -53,7 +54,7 @@ class LonelyNetwork:
         if self.broken:
             raise ZeroDivisionError("a bug")
         try:
-            blob = self.inbox.get(timeout=timeout) if timeout else None
+            blob = self.inbox.get(timeout > 0, timeout)
         except queue.Empty:
             return []
         return [blob] if blob else []
@@ -123,6 +124,50 @@ def test_what_peers_hand_over_is_told_from_the_thread(network):
         assert told.get(timeout=60) == (threading.current_thread().name, {"n0"})
         network.inbox.put(encode("n1", [Member("n1", 1, "h1:7000")]))
         assert told.get(timeout=60) == ("p2pkv-membership", {"n0", "n1"})
+
+
+def test_who_comes_while_a_silent_member_is_waited_for_is_believed_before_that_is_over(network):
+    seen = queue.Queue()
+
+    def probe(addresses, timeout, meanwhile=None):
+        if "h1:7000" in addresses and meanwhile is not None:
+            meanwhile()
+            network.inbox.put(encode("n2", [Member("n2", 1, "h2:7000")]))
+            meanwhile()
+            seen.put((set(membership.view()), network.shown))
+        return [None] * len(addresses)
+
+    network.probe = probe
+    with EmbeddedMembership(network, Identity("n0")) as membership:
+        membership.start(1.0)
+        network.inbox.put(encode("n1", [Member("n1", 1, "h1:7000")]))
+        assert seen.get(timeout=60) == ({"n0", "n1", "n2"}, {"n0", "n1", "n2"})
+
+
+def test_a_successor_is_not_doubted_for_the_silence_of_the_one_before(network):
+    timing = Timing(misses_to_suspect=1)
+    doubted, rounds = [], queue.Queue()
+
+    def on_change(_old, new):
+        doubted.extend(member for member in new.values() if member.state is not State.ALIVE)
+
+    def probe(addresses, timeout, meanwhile=None):
+        if "h1:7000" in addresses and meanwhile is not None:
+            network.inbox.put(encode("n1", [Member("n1", 2, "h2:7000")]))
+            meanwhile()
+        rounds.put(addresses)
+        return [ProbeReply(node_key("n1"), 2, 0) if address == "h2:7000" else None for address in addresses]
+
+    network.probe = probe
+    with EmbeddedMembership(
+        network, Identity("n0"), listeners=Listeners(on_change), timing=timing
+    ) as membership:
+        membership.start(1.0)
+        network.inbox.put(encode("n1", [Member("n1", 1, "h1:7000")]))
+        while rounds.get(timeout=60) != ["h2:7000"]:
+            pass
+        assert membership.view()["n1"].boot_epoch == 2
+    assert doubted == []
 
 
 def test_a_death_is_noticed_in_real_time(network):

@@ -145,6 +145,19 @@ def test_an_answer_that_comes_late_is_taken_in_with_the_time_of_its_question(ben
     assert bench.lines.n_waiting == 0
 
 
+def test_who_waits_for_an_answer_does_something_else_meanwhile(bench: Bench) -> None:
+    answered: list[int] = []
+
+    def answer() -> None:
+        if not answered:
+            answered.extend(bench.server.take(1))
+            bench.server.answer(boot=9)
+
+    [reply] = bench.lines.ask([bench.probe], 60.0, answer)
+    assert reply is not None
+    assert reply.boot == 9
+
+
 def test_what_is_asked_next_goes_by_the_connection_that_waits(bench: Bench) -> None:
     bench.ask_in_vain()
     bench.ask_in_vain()

@@ -60,8 +60,14 @@ class Network(Protocol):
     def set_view(self, blob: bytes, digest: int) -> None:
         """Answer exchanges with ``blob`` and probes with ``digest`` from now on."""
 
-    def probe(self, addresses: Sequence[str], timeout: float) -> list[ProbeReply | None]:
-        """Probe all in parallel; return when all answered or after ``timeout``. None: no answer."""
+    def probe(
+        self, addresses: Sequence[str], timeout: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[ProbeReply | None]:
+        """Probe all in parallel; return when all answered or after ``timeout``. None: no answer.
+
+        ``meanwhile`` is called now and then while somebody is silent. It may take in what was :meth:`received`, and
+        ask nobody.
+        """
 
     def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
         """Hand our view to all in parallel, return theirs; each queues ours for its engine. None: silent."""

@@ -63,14 +63,18 @@ class ControlNetwork:
     def set_view(self, blob: bytes, digest: int) -> None:
         self._server.loop.set_view(blob, digest)
 
-    def probe(self, addresses: Sequence[str], timeout: float) -> list[ProbeReply | None]:
-        return self._probe([Request(address, Kind.PROBE) for address in addresses], timeout)
+    def probe(
+        self, addresses: Sequence[str], timeout: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[ProbeReply | None]:
+        return self._probe([Request(address, Kind.PROBE) for address in addresses], timeout, meanwhile)
 
     def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
         return self._probe([Request(address, Kind.GOSSIP, blob) for address, blob in messages], timeout)
 
-    def _probe(self, requests: Sequence[Request], timeout: float) -> list[ProbeReply | None]:
-        return [_as_probe_reply(reply) for reply in self._lines.ask(requests, timeout)]
+    def _probe(
+        self, requests: Sequence[Request], timeout: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[ProbeReply | None]:
+        return [_as_probe_reply(reply) for reply in self._lines.ask(requests, timeout, meanwhile)]
 
     def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
         requests = [Request(address, Kind.EXCHANGE, blob) for address in addresses]

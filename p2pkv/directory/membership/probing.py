@@ -191,7 +191,9 @@ class ProbingMembership(TellingMembership):
             self._judge_health(0, 0)
             return
         self._punctuality.promise(self._timing.probe_timeout)
-        answers = self._network.probe(addresses, self._timing.probe_timeout)
+        answers = self._network.probe(
+            addresses, self._timing.probe_timeout, meanwhile=lambda: self._listen(roster)
+        )
         replies = dict(zip(addresses, answers, strict=True))
         was_late = self._forgive()
         self._hear_late(roster)
@@ -202,6 +204,17 @@ class ProbingMembership(TellingMembership):
         self._ask_witnesses(roster, silent, started)
         if is_turn:
             self._see_who_is_there(roster, targets, replies, was_late=was_late)
+
+    def _listen(self, roster: Roster) -> None:
+        """Take in what peers hand over while this node waits for one that is silent, and show it.
+
+        A node that starts waits until its peers believe it; and where one has died, most of the time is such a wait.
+        """
+        blobs = self._network.received(0.0)
+        for blob in blobs:
+            self._learn(roster, blob)
+        if blobs and not self._stopping.is_set():
+            self._commit(roster)
 
     def _judge_health(self, n_asked: int, n_silent: int) -> None:
         self._health.judged(self._clock.monotonic(), n_asked=n_asked, n_silent=n_silent)
