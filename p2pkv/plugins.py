@@ -8,8 +8,10 @@ A package names its class in its ``pyproject.toml``, and p2pkv knows it by that 
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 MEMBERSHIP = "p2pkv.membership"
 """The group of membership engines, subclasses of :class:`p2pkv.membership.Membership`."""
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 def names(group: str) -> list[str]:
     """Return the names that installed packages add to ``group``, sorted. Imports none of them."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _entry_points(group)})
 
 
 def load(group: str, name: str, base: type[T]) -> type[T]:
@@ -31,7 +33,7 @@ def load(group: str, name: str, base: type[T]) -> type[T]:
     Raises ``LookupError``, with one sentence that says why, if there is none, if it can't be imported, or if it is no
     subclass of ``base``.
     """
-    for point in entry_points(group=group, name=name):
+    for point in _entry_points(group).select(name=name):
         try:
             found = point.load()
         except (ImportError, AttributeError) as error:
@@ -40,3 +42,10 @@ def load(group: str, name: str, base: type[T]) -> type[T]:
             raise LookupError(f"{point.value} is not a {base.__module__}.{base.__qualname__}")
         return found
     raise LookupError("no package provides it")
+
+
+def _entry_points(group: str) -> EntryPoints:
+    # imported here: it takes longer than most of what p2pkv imports, and few look for plugins
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,7 +135,7 @@ class Spans:
                 "tracing needs opentelemetry-api, which is not installed: pip install 'p2pkv[tracing]'"
             ) from error
         # finds the provider when the first span is made: it may be set up after the node
-        self._tracer = api.get_tracer("p2pkv", version("p2pkv"))
+        self._tracer = api.get_tracer("p2pkv", import_module("importlib.metadata").version("p2pkv"))
         self._attributes = attributes
         self._watch = watch
         self._heard = heard

@@ -8,10 +8,10 @@ What p2pkv itself raises becomes one line on stderr and exit status 1; a traceba
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import typer
@@ -62,6 +62,9 @@ class _Imported(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         place = _PLACES[name]
         module = import_module(f"p2pkv.cli.{place.module}")
+        if not gc.isenabled():  # `main` has put it off
+            gc.freeze()
+            gc.enable()
         found = getattr(module, place.name)
         if isinstance(found, typer.Typer):
             group = typer.main.get_group(found)
@@ -99,7 +102,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"p2pkv {version('p2pkv')}")
+        typer.echo(f"p2pkv {import_module('importlib.metadata').version('p2pkv')}")
         raise typer.Exit
 
 
@@ -114,8 +117,12 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    # What is imported is there to stay: looking through it for garbage would take a tenth of that time.
+    gc.disable()
     try:
         app()
     except P2PKVError as error:
         typer.echo(f"p2pkv: {error}", err=True)
         sys.exit(1)
+    finally:
+        gc.enable()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.cli.untraceable import become_untraceable
@@ -28,12 +26,10 @@ def run(
     if path == address or not path.startswith("/"):
         raise ConfigError(f"a keeper listens at unix: and an absolute path, not {address!r}")
     become_untraceable()
-    # One line a message, whatever the terminal's width: it may be read by a program.
-    console = Console(highlight=False, soft_wrap=True)
     server = KeeperServer(path)
     try:
         with EndingSignals() as ending:
-            console.print(Text(f"keeper listens at {address}"))
+            typer.echo(f"keeper listens at {address}")
             while not ending.wait(0.0):
                 server.serve(_LOOK_S)
     finally:

@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from p2pkv import transports
 from p2pkv.cache.drained import DRAIN_SLACK_S, Drained, sentence
@@ -58,8 +56,6 @@ def run(
 
 def run_until_ended(config: Config) -> None:
     """Run the node of ``config`` until SIGINT, SIGTERM or p2pkv drain, and print who comes and goes."""
-    # One line a message, whatever the terminal's width: it may be read by a program.
-    console = Console(highlight=False, soft_wrap=True)
     become_untraceable()
     with ExitStack() as undo:
         ending = undo.enter_context(EndingSignals())
@@ -67,25 +63,23 @@ def run_until_ended(config: Config) -> None:
             with ending.raised():
                 node = undo.enter_context(Node.start(config))
         except EndedError:
-            console.print(Text(f"node {config.node_id} was ended while it started"))
+            typer.echo(f"node {config.node_id} was ended while it started")
             return
         ways = transports.described(_own(node).transports)
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
         indexer = "" if node.indexer_port is None else f", indexer on port {node.indexer_port}"
-        console.print(
-            Text(f"node {node.node_id} listens on {node.address}, transports {ways}{metrics}{indexer}")
-        )
+        typer.echo(f"node {node.node_id} listens on {node.address}, transports {ways}{metrics}{indexer}")
         known: dict[str, Member] = {}
         while True:
             now = {member.node_id: member for member in node.members() if member.node_id != node.node_id}
             for line in _changes(known, now):
-                console.print(Text(line))
+                typer.echo(line)
             known = now
             if ending.wait(_LOOK_S) or node.drained is not None:
                 break
         if (drained := _drained(node, ending)) is not None:
-            console.print(Text(f"node {node.node_id} has {sentence(drained)}"))
-    console.print(Text(f"node {node.node_id} left its cluster"))
+            typer.echo(f"node {node.node_id} has {sentence(drained)}")
+    typer.echo(f"node {node.node_id} left its cluster")
 
 
 def _drained(node: Node, ending: EndingSignals) -> Drained | None:

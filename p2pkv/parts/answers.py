@@ -14,16 +14,13 @@ from p2pkv.config import Config
 from p2pkv.control.counters import encode_counters
 from p2pkv.control.questions import QuestionServer
 from p2pkv.control.wire import Kind
-from p2pkv.dashboard.cluster import ClusterReading
-from p2pkv.dashboard.site import Site
 from p2pkv.explain.watch import NamespaceWatch
 from p2pkv.explain.working_sets import WorkingSets
-from p2pkv.metrics_server import MetricsServer
 from p2pkv.parts.cache import CacheParts
-from p2pkv.parts.indexer import make_indexer_server
 from p2pkv.served_port import ServedPort
 
 if TYPE_CHECKING:
+    from p2pkv.metrics_server import MetricsServer
     from p2pkv.parts.node import NodeParts
 
 
@@ -63,6 +60,9 @@ class HttpPorts:
     def __init__(self, parts: NodeParts, config: Config, undo: ExitStack) -> None:
         self._indexer = self._metrics = None
         if config.indexer and parts.caching is not None:
+            # Imported here, as the other one: a node without them starts sooner.
+            from p2pkv.parts.indexer import make_indexer_server
+
             self._indexer = make_indexer_server(
                 config,
                 parts.caching.directory,
@@ -81,6 +81,10 @@ class HttpPorts:
 
 
 def _metrics_server(parts: NodeParts, config: Config, port: int) -> MetricsServer:
+    from p2pkv.dashboard.cluster import ClusterReading
+    from p2pkv.dashboard.site import Site
+    from p2pkv.metrics_server import MetricsServer
+
     host = config.metrics_host or parts.control.host
     reading = ClusterReading(
         config.node_id,

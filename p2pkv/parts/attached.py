@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
+from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
@@ -41,7 +41,6 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics
-from p2pkv.metrics_server import MetricsServer
 from p2pkv.page import Keys, Namespace, scopes
 from p2pkv.parts.cache import OTHER_HOLDERS
 from p2pkv.peers.connections import PeerConnections
@@ -69,7 +68,6 @@ class AttachedParts:
         """
         self._config = config
         self._started = time.time()
-        self._version = version("p2pkv")
         # Drawn: no member has it, and two engines of one node_id are two engines.
         self.own_key = secrets.randbits(64)
         self._host_key = 0
@@ -271,6 +269,9 @@ class AttachedParts:
         self.metrics.watch_labelled(weakly(self._build_info))
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
         if config.metrics_port is not None:
+            # Imported here: an engine without it starts sooner.
+            from p2pkv.metrics_server import MetricsServer
+
             server = MetricsServer(
                 config.metrics_host or "127.0.0.1", config.metrics_port, self.metrics, weakly(self._not_ready)
             )
@@ -290,6 +291,13 @@ class AttachedParts:
             **self.caching.cache.readings(),
             **self.devices.readings(),
         }
+
+    @cached_property
+    def _version(self) -> str:
+        # It is read from files, which no scrape but the first should do, and no start.
+        from importlib.metadata import version
+
+        return version("p2pkv")
 
     def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
         config = self._config

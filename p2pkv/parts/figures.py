@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from functools import cached_property
 
 from p2pkv.config import Config
 from p2pkv.directory.view import State, View
@@ -27,9 +27,14 @@ class Figures:
         self._view = view
         self._transports = transports
         self._started = started
-        # the version is read from files, which no scrape should do
-        labels = (version("p2pkv"), config.node_id, config.cluster, config.namespace)
-        self._build_info: dict[str, dict[tuple[str, ...], float]] = {"p2pkv_build_info": {labels: 1.0}}
+        self._named = (config.node_id, config.cluster, config.namespace)
+
+    @cached_property
+    def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
+        # The version is read from files, which no scrape but the first should do, and no start.
+        from importlib.metadata import version
+
+        return {"p2pkv_build_info": {(version("p2pkv"), *self._named): 1.0}}
 
     def build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Return what says which version of p2pkv this is, of which node."""

@@ -192,6 +192,21 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = p2pkv.Nod
 
 
+def test_a_node_is_started_without_what_only_others_and_few_nodes_need() -> None:
+    code = "import sys, p2pkv.cli.node, p2pkv.cli.keeper; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "p2pkv.node" in loaded
+    assert not loaded & {
+        "importlib.metadata",
+        "prometheus_client",
+        "rich",
+        "http.client",
+        "http.server",
+        "ssl",
+    }
+
+
 def test_errors_load_without_numpy_zmq_and_the_native_core() -> None:
     code = "import sys, p2pkv, p2pkv.errors; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
+from prometheus_client.utils import floatToGoString
 
-from p2pkv import Config, Node
+from p2pkv import Config, Node, _native
 from p2pkv.exposition import Exposition
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.metrics import (
@@ -32,7 +33,7 @@ from p2pkv.metrics import (
     BoundedPeers,
     Metrics,
 )
-from p2pkv.timings import OF_BYTES, Timings
+from p2pkv.timings import _BOUNDS, OF_BYTES, Timings
 from pair import Pair
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -127,6 +128,10 @@ def test_other_threads_have_the_interpreter_while_a_scrape_is_made() -> None:
         sys.setswitchinterval(before)
         other.join()
     assert seen[-1] > seen[0]
+
+
+def test_bounds_of_buckets_are_written_as_prometheus_own_client_does() -> None:
+    assert (*map(floatToGoString, _native.Timings.bounds()), "+Inf") == _BOUNDS
 
 
 def test_each_scrape_has_the_numbers_of_its_time() -> None:
