@@ -44,6 +44,61 @@ TEST(pool_kept_pages_are_found_by_a_successor_where_they_were) {
   CHECK_EQ(next->stats().pages, 7u);
 }
 
+TEST(pool_kept_keys_that_are_there_twice_are_refused_and_left_alone) {
+  auto pool = make_kept_pool(kGranules);
+  const KeptMemory memory(*pool);
+  const Location first = publish(*pool, 1, kGranule).location;
+  const Location second = publish(*pool, 2, kGranule).location;
+  CHECK(pool->leave_memory());
+  pool.reset();
+  const Writable records(memory.records.get(), p2pkv::records_nbytes(kGranules));
+  const Writable words(memory.pool.get(), kGranule);
+  const std::vector<uint8_t> before(words.base, words.base + kGranule);
+  const auto record_of = [&](const Location& location) {
+    auto* const all = reinterpret_cast<p2pkv::PageRecord*>(records.base + p2pkv::kRecordsOffset);
+    return &all[location.word_offset / 8];
+  };
+  p2pkv::PageRecord* const record = record_of(second);
+  const p2pkv::PageRecord right = *record;
+  record->key = record_of(first)->key;
+  record->sum = record->make_sum(static_cast<uint32_t>(second.word_offset / 8));
+  std::string error;
+  CHECK(try_to_adopt(memory, kept_options(kGranules), &error) == nullptr);
+  CHECK(error == "two of its pages have one key");
+  CHECK(std::memcmp(words.base, before.data(), kGranule) == 0);
+  *record = right;
+  CHECK_EQ(adopt(memory, kGranules)->stats().pages, 2u);
+}
+
+// Whether or not so many records are used that their memory is asked for by huge pages.
+TEST(pool_kept_of_many_pages_goes_on_in_the_order_of_their_use) {
+  constexpr uint64_t kMany = 5000;
+  for (const uint64_t n_granules : {uint64_t{1}, uint64_t{200}}) {
+    auto pool = make_kept_pool(kMany);
+    const KeptMemory memory(*pool);
+    const uint64_t n = kMany / n_granules;
+    for (uint64_t name = 0; name < 3 * n / 2; ++name) {
+      publish(*pool, name, n_granules * kGranule);
+      const Key used = key_of(name * 1237 % n);
+      pool->touch(&used, 1);
+    }
+    // by use, and by place where that is the same
+    std::vector<p2pkv::PageUse> uses;
+    CHECK_EQ(pool->list_uses(0, kMany, &uses), 0u);
+    CHECK_EQ(uses.size(), n);
+    std::stable_sort(uses.begin(), uses.end(),
+                     [](const auto& a, const auto& b) { return a.stamp < b.stamp; });
+    CHECK(pool->leave_memory());
+    pool.reset();
+    const auto next = adopt(memory, kMany);
+    next->map_behind();
+    std::vector<Key> oldest;
+    next->list_oldest(kMany, UINT64_MAX, &oldest);
+    CHECK_EQ(oldest.size(), n);
+    for (uint64_t i = 0; i < n; ++i) CHECK(oldest[i] == uses[i].key);
+  }
+}
+
 TEST(pool_kept_pages_go_in_the_order_of_their_use) {
   auto pool = make_kept_pool(4);
   const KeptMemory memory(*pool);

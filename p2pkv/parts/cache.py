@@ -193,6 +193,8 @@ class CacheParts:
         if config.attach_listen_path:
             self.attach_host = Host(config.attach_listen_path, self._start_host)
             undo.callback(self.attach_host.close)
+        if self.kept.has_adopted:
+            self.pool.native.map_behind()  # not before: what this start does would wait for it
 
     def _settle(self) -> None:
         """Have what was said of the pages in earlier lives count no more: they are announced anew, all that are there.

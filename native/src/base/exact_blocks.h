@@ -22,6 +22,12 @@ class ExactBlocks {
   // At most kMostGranules, all in one free block.
   explicit ExactBlocks(uint32_t n_granules);
 
+  // Blocks will begin nearly everywhere.
+  void expect_filling() {
+    blocks_.expect_filling();
+    kinds_.expect_filling();
+  }
+
   uint32_t n_granules() const { return static_cast<uint32_t>(blocks_.size()); }
   uint32_t n_free() const { return n_free_; }
 

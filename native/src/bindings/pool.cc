@@ -358,6 +358,7 @@ void bind_pool(nb::module_& m) {
       .def("close", &Pool::close, Released())
       .def("release_memory", &Pool::release_memory, Released())
       .def("leave_memory", &Pool::leave_memory, Released())
+      .def("map_behind", &Pool::map_behind, Released())
       .def(
           "keep_boots", [](Pool& self, uint64_t since, uint64_t last) { self.keep_boots({since, last}); },
           "since"_a, "last"_a)

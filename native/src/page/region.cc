@@ -123,8 +123,7 @@ std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* e
   return region;
 }
 
-std::unique_ptr<SharedRegion> SharedRegion::adopt(int fd, size_t nbytes, std::string* error,
-                                                  const RegionOptions& options) {
+std::unique_ptr<SharedRegion> SharedRegion::adopt(int fd, size_t nbytes, std::string* error) {
   struct stat info{};
   if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) != nbytes) {
     *error = "it has " + std::to_string(info.st_size) + " bytes, not " + std::to_string(nbytes);
@@ -144,12 +143,11 @@ std::unique_ptr<SharedRegion> SharedRegion::adopt(int fd, size_t nbytes, std::st
       std::unique_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(base), nbytes, own.release()));
   madvise(base, nbytes, MADV_HUGEPAGE);
   madvise(base, nbytes, MADV_DONTFORK);
-  if (!options.is_lazy) region->populate_behind();
   return region;
 }
 
-// Has the kernel map what is there already; it changes no byte, unlike touching by hand.
-void SharedRegion::populate_behind() {
+void SharedRegion::map_behind() {
+  // It changes no byte, unlike touching by hand.
   prefaulting_.start("p2pkv-prefault", [this] {
     for (size_t at = 0; at < nbytes_ && !stop_.load(std::memory_order_relaxed); at += kPopulateStep)
       madvise(base_ + at, std::min(kPopulateStep, nbytes_ - at), MADV_POPULATE_WRITE);

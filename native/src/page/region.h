@@ -38,13 +38,15 @@ class SharedRegion {
   static std::unique_ptr<SharedRegion> create(size_t nbytes, std::string* error,
                                               const RegionOptions& options = {});
   // A kept one of exactly `nbytes` that another process has made, which must be known to write to it no more.
-  // Its content stays, and is mapped in behind the caller's back unless it is lazy. Null, with the reason in
-  // `error`. The caller keeps `fd`.
-  static std::unique_ptr<SharedRegion> adopt(int fd, size_t nbytes, std::string* error,
-                                             const RegionOptions& options = {});
+  // Its content stays, and is mapped in as it is used. Null, with the reason in `error`. The caller keeps
+  // `fd`.
+  static std::unique_ptr<SharedRegion> adopt(int fd, size_t nbytes, std::string* error);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
+
+  // Has all that is there already mapped in, behind the caller's back; at most once.
+  void map_behind();
 
   // Idempotent. Nobody may use the memory any more; `base` is null and `fd` -1 from then on.
   void release();
@@ -58,7 +60,6 @@ class SharedRegion {
  private:
   SharedRegion(uint8_t* base, size_t nbytes, int fd) : base_(base), nbytes_(nbytes), fd_(fd) {}
   void prefault_behind();
-  void populate_behind();
 
   uint8_t* base_;
   size_t nbytes_;

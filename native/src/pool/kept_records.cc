@@ -95,9 +95,7 @@ std::unique_ptr<KeptRecords> KeptRecords::create(const Layout& layout, bool is_k
 
 std::unique_ptr<KeptRecords> KeptRecords::map_left(int fd, size_t nbytes, WriterLock lock,
                                                    std::string* error) {
-  RegionOptions options;
-  options.is_lazy = true;
-  auto region = SharedRegion::adopt(fd, nbytes, error, options);
+  auto region = SharedRegion::adopt(fd, nbytes, error);
   if (!region) return nullptr;
   auto records = std::unique_ptr<KeptRecords>(new KeptRecords(std::move(region), std::move(lock)));
   const Header& header = *records->header_;
@@ -129,9 +127,7 @@ bool KeptRecords::give_back(int records, int pool, std::string* error) {
   const auto left = map_left(records, size_of(records), std::move(lock), error);
   if (!left) return false;
   const Layout& layout = left->header_->layout;
-  RegionOptions options;
-  options.is_lazy = true;
-  const auto region = SharedRegion::adopt(pool, layout.region_nbytes, error, options);
+  const auto region = SharedRegion::adopt(pool, layout.region_nbytes, error);
   if (!region) return false;
   struct stat info{};
   if (fstat(pool, &info) != 0 || info.st_ino != layout.pool_inode ||
@@ -191,44 +187,53 @@ bool KeptRecords::read_epochs(std::vector<NamespaceEpoch>* epochs) const {
   return true;
 }
 
-bool KeptRecords::read(const uint8_t* words, std::vector<Left>* pages, uint64_t* greatest,
-                       std::string* error) const {
-  uint32_t end = 0;  // of the page before
+bool KeptRecords::read_words(const uint8_t* words, uint64_t* greatest, uint32_t* n_pages,
+                             std::string* error) const {
   *greatest = 0;
+  *n_pages = 0;
   for (uint32_t granule = 0; granule < header_->layout.n_granules; ++granule) {
     const uint64_t word = load_word(words + size_t{granule} * sizeof(uint64_t));
     *greatest = std::max(*greatest, word);
-    if (!is_committed(word)) continue;
-    Left left{};
-    if (granule < end || !read_page(granule, word, &left)) {
-      *error = "the record of the page at granule " + std::to_string(granule) + " can't be right";
-      return false;
-    }
-    end = granule + left.n_granules;
-    pages->push_back(left);
+    if (is_committed(word)) ++*n_pages;
   }
   if (*greatest >= kGreatestWord) *error = "one of its words was never one";
   return *greatest < kGreatestWord;
 }
 
-bool KeptRecords::read_page(uint32_t granule, uint64_t word, Left* left) const {
+bool KeptRecords::read(const uint8_t* words, PageTable* table, std::vector<Left>* pages,
+                       std::string* error) const {
+  uint32_t end = 0;  // of the page before
+  for (uint32_t granule = 0; granule < header_->layout.n_granules; ++granule) {
+    const uint64_t word = load_word(words + size_t{granule} * sizeof(uint64_t));
+    if (!is_committed(word)) continue;
+    uint32_t n_granules = 0;
+    if (granule < end || !read_page(granule, word, &(*table)[granule], &n_granules)) {
+      *error = "the record of the page at granule " + std::to_string(granule) + " can't be right";
+      return false;
+    }
+    end = granule + n_granules;
+    pages->push_back({granule, n_granules});
+  }
+  return true;
+}
+
+bool KeptRecords::read_page(uint32_t granule, uint64_t word, Page* page, uint32_t* n_granules) const {
   const PageRecord& record = records_[granule];
   const Layout& layout = header_->layout;
   if (record.generation != word || record.sum != record.make_sum(granule)) return false;
   if (record.n_granules == 0 || record.n_granules > layout.n_granules - granule) return false;
   if (record.stored_nbytes() > uint64_t{record.n_granules} * layout.granule) return false;
   if (record.use >> 1 >= kGreatestStamp) return false;
-  left->granule = granule;
-  left->n_granules = record.n_granules;
-  Page& page = left->page;
-  page.key = record.key;
-  page.length = record.length;
-  page.packed = record.packed;
-  page.checksum = record.checksum;
-  page.generation = record.generation;
-  page.stamp = record.use >> 1;
-  page.is_guest = record.is_guest() ? 1 : 0;
-  return page.length == record.length && page.packed == record.packed;
+  *n_granules = record.n_granules;
+  *page = Page{};
+  page->key = record.key;
+  page->length = record.length;
+  page->packed = record.packed;
+  page->checksum = record.checksum;
+  page->generation = record.generation;
+  page->stamp = record.use >> 1;
+  page->is_guest = record.is_guest() ? 1 : 0;
+  return page->length == record.length && page->packed == record.packed;
 }
 
 void KeptRecords::release() {

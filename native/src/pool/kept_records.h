@@ -38,9 +38,8 @@ class KeptRecords {
 
     friend bool operator==(const Layout&, const Layout&) = default;
   };
-  // A page as its predecessor left it; `page` has no neighbours and no holds.
+  // Where a predecessor has left a page.
   struct Left {
-    Page page;
     uint32_t granule;
     uint32_t n_granules;
   };
@@ -72,9 +71,13 @@ class KeptRecords {
   // Writes what must be known of epochs before keys are hashed.
   void write_epochs(const std::vector<NamespaceEpoch>& epochs);
 
-  // Reads all pages whose words, which lie at `words`, are even, in the order of place, and the greatest word
-  // of all. False, with the reason in `error`, if one of them is not what it says or lies in another one.
-  bool read(const uint8_t* words, std::vector<Left>* pages, uint64_t* greatest, std::string* error) const;
+  // The greatest of the words, which lie at `words`, and how many of them are even. False, with the reason in
+  // `error`, if one of them was never a word.
+  bool read_words(const uint8_t* words, uint64_t* greatest, uint32_t* n_pages, std::string* error) const;
+  // Reads all pages whose words are even, in the order of place: where they lie, and, into the `table`, what
+  // is known of them, without neighbours and holds. False, with the reason in `error`, if one of them is not
+  // what it says or lies in another one.
+  bool read(const uint8_t* words, PageTable* table, std::vector<Left>* pages, std::string* error) const;
   // False if it can't be told which they are.
   bool read_epochs(std::vector<NamespaceEpoch>* epochs) const;
 
@@ -88,7 +91,7 @@ class KeptRecords {
   KeptRecords(std::unique_ptr<SharedRegion> region, WriterLock lock);
   // Maps those that were left, and finds that they are whole; null, with the reason in `error`.
   static std::unique_ptr<KeptRecords> map_left(int fd, size_t nbytes, WriterLock lock, std::string* error);
-  bool read_page(uint32_t granule, uint64_t word, Left* page) const;
+  bool read_page(uint32_t granule, uint64_t word, Page* page, uint32_t* n_granules) const;
 
   WriterLock lock_;  // goes after the mapping
   std::unique_ptr<SharedRegion> region_;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/radix_sort.h"
 #include "page/words.h"
 
 namespace p2pkv {
@@ -33,15 +34,17 @@ void PageBlocks::adopt(const std::vector<KeptRecords::Left>& pages) {
     end = left.granule + left.n_granules;
     n_used_ += left.n_granules;
     Page& page = pages_[left.granule];
-    page = left.page;
     page.state = PageState::kCommitted;
     page.size = sizes_.enter_exactly(left.n_granules);
     ages_.add(run_of(left.granule), page.stamp);
     by_use.emplace_back(uint64_t{page.stamp}, left.granule);
   }
   for (const uint32_t gap : gaps) space_.release(gap);
-  std::sort(by_use.begin(), by_use.end());
-  for (const auto& [stamp, granule] : by_use) sizes_.link_used_at(granule, stamp);
+  radix_sort(&by_use);  // by place those of one use: so they were read
+  for (size_t i = 0; i < by_use.size(); ++i) {
+    if (i + PageTable::kAhead < by_use.size()) pages_.prefetch_record(by_use[i + PageTable::kAhead].second);
+    sizes_.link_used_at(by_use[i].second, by_use[i].first);
+  }
   if (!by_use.empty()) sizes_.go_on_from(by_use.back().first + 1);
 }
 

@@ -86,8 +86,11 @@ class PageBlocks {
 
   // Writes from now on what a successor has to know.
   void keep(KeptRecords* records) { kept_ = records; }
-  // Takes pages that a predecessor has left for committed, before anything else is done here. Their words are
-  // even and stay so; all others are odd, and `first_word` was above all of them. By place.
+  // As PageTable says.
+  void expect_filling() { space_.expect_filling(); }
+  // Takes pages that a predecessor has left, by place, for committed, before anything else is done here. What
+  // is known of them is in the table. Their words are even and stay so; all others are odd, and `first_word`
+  // was above all of them.
   void adopt(const std::vector<KeptRecords::Left>& pages);
   // Forgets a page, whose word and bytes stay as they are: its block is nobody's in this process any more.
   void leave(uint32_t page);

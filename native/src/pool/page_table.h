@@ -46,8 +46,18 @@ static_assert(sizeof(Page) == 64, "a record should be one cache line");
 class PageTable {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
+  // Who goes through many pages prefetches what is needed of the one that is so far ahead: enough for memory
+  // to answer meanwhile. A guess.
+  static constexpr size_t kAhead = 16;
 
   explicit PageTable(uint32_t n_granules);
+
+  // Pages will begin nearly everywhere: then huge pages of memory cost no more than small ones, and come
+  // faster.
+  void expect_filling() {
+    pages_.expect_filling();
+    slots_.expect_filling();
+  }
 
   Page& operator[](uint32_t granule) { return pages_[granule]; }
   const Page& operator[](uint32_t granule) const { return pages_[granule]; }
@@ -56,6 +66,9 @@ class PageTable {
   uint32_t find(const Key& key) const;
   // Starts loading what `find` will need; pays when some other keys' prefetches lie between.
   void prefetch(const Key& key) const { __builtin_prefetch(&slots_[home(hash_of(key))]); }
+
+  // Starts loading the record of a page.
+  void prefetch_record(uint32_t granule) const { __builtin_prefetch(&pages_[granule], 1); }
 
   // Enters the page at `granule`, whose key is set and not in the table.
   void insert(uint32_t granule);

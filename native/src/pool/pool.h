@@ -241,6 +241,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   int records_fd() const { return kept_ ? kept_->fd() : -1; }
   // That of the index of one that is shown; -1 where it has none.
   int index_fd() const { return index_ ? index_->fd() : -1; }
+  // Has memory that was left mapped in behind the caller's back, which whoever takes it over is better
+  // without: his other threads wait for it.
+  void map_behind();
   // Keeps what must be known of epochs to find, and not to find, what is here; it does nothing in a pool that
   // is not kept, or released.
   void keep_epochs(const std::vector<NamespaceEpoch>& epochs);
@@ -314,7 +317,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   static bool plan(PoolOptions options, Plan* plan, std::string* error);
   void unmap();
-  bool take_left(const std::vector<KeptRecords::Left>& pages);
+  bool take_left(uint32_t n_pages, std::string* error);
 
   // Without the lock.
   std::vector<codec::Block> measure(const PageBatch& batch, std::vector<Draft>* drafts,
@@ -343,6 +346,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   int64_t lease_end(double seconds) const;
   uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
   void evicted(uint32_t granule);
+  void prefetch(const Key& key) const;
   void enter(uint32_t granule);
   void leave(uint32_t granule);
   void take_out(uint32_t granule, PageEvent why);

@@ -33,6 +33,12 @@ void Pool::let_in(Room* room) {
   room->n_hidden_by_others += n_hidden_ - before;
 }
 
+// Starts loading what entering a page with this key will need.
+void Pool::prefetch(const Key& key) const {
+  pages_.prefetch(key);
+  if (index_) index_->prefetch(key);
+}
+
 // The page is committed, and can be found from now on, here and by who is shown this pool.
 void Pool::enter(uint32_t granule) {
   pages_.insert(granule);

@@ -1,4 +1,5 @@
-// How a pool's memory outlives its process: what is left to a successor, and how that goes on with it.
+// How a pool's memory outlives its process: what is left to a successor, and
+// how that goes on with it.
 #include <sys/stat.h>
 
 #include <utility>
@@ -7,6 +8,13 @@
 #include "pool/pool.h"
 
 namespace p2pkv {
+namespace {
+
+// A page of memory holds so many records of pages: where one of them is used on
+// average, all memory is.
+constexpr uint64_t kRecordsAPage = 4096 / sizeof(Page);
+
+}  // namespace
 
 KeptRecords::Layout Pool::Plan::layout(int region) const {
   struct stat info{};
@@ -24,38 +32,50 @@ std::shared_ptr<Pool> Pool::adopt(PoolOptions options, int pool, int records, Wr
   if (!kept) return nullptr;
   auto region = SharedRegion::adopt(pool, made.region_nbytes(), error);
   if (!region) return nullptr;
-  std::vector<KeptRecords::Left> pages;
   std::vector<NamespaceEpoch> epochs;
   uint64_t greatest = 0;
+  uint32_t n_pages = 0;
   std::unique_ptr<PageIndex> index;
   if (!made.make_index(&index, error)) return nullptr;
-  if (!kept->read(region->base(), &pages, &greatest, error)) return nullptr;
+  if (!kept->read_words(region->base(), &greatest, &n_pages, error)) return nullptr;
   if (!kept->read_epochs(&epochs)) {
     *error = "what it says of epochs is damaged";
     return nullptr;
   }
-  // Generations go on above all that there ever were: every word has been one, or one more.
+  // Generations go on above all that there ever were: every word has been one,
+  // or one more.
   auto adopted = std::shared_ptr<Pool>(
       new Pool(made, {std::move(region), std::move(kept), std::move(index)}, (greatest & ~uint64_t{1}) + 1));
   adopted->first_epochs_ = std::move(epochs);
   const KeptBoots boots = adopted->kept_->boots();
   if (boots.since != 0 && boots.since <= boots.last) adopted->first_boots_ = boots;
-  if (adopted->take_left(pages)) return adopted;
-  *error = "two of its pages have one key";
-  return nullptr;
+  return adopted->take_left(n_pages, error) ? adopted : nullptr;
 }
 
-// False, and no word was changed, if a key is there twice.
-bool Pool::take_left(const std::vector<KeptRecords::Left>& pages) {
+// False, with the reason in `error`, and no word was changed, if one of the
+// `n_pages` can't be right.
+bool Pool::take_left(uint32_t n_pages, std::string* error) {
   const Lock lock(mutex_);
+  if (uint64_t{n_pages} * kRecordsAPage >= blocks_.n_granules()) {
+    pages_.expect_filling();
+    blocks_.expect_filling();
+  }
+  std::vector<KeptRecords::Left> pages;
+  pages.reserve(n_pages);
+  if (!kept_->read(region_->base(), &pages_, &pages, error)) return false;
   blocks_.adopt(pages);
-  for (const KeptRecords::Left& left : pages) {
-    if (pages_.find(left.page.key) != PageTable::kNone) return false;
-    enter(left.granule);
+  std::vector<uint32_t> guests;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (i + PageTable::kAhead < pages.size()) prefetch(pages_[pages[i + PageTable::kAhead].granule].key);
+    const uint32_t granule = pages[i].granule;
+    if (pages_.find(pages_[granule].key) != PageTable::kNone) {
+      *error = "two of its pages have one key";
+      return false;
+    }
+    enter(granule);
+    if (pages_[granule].is_guest != 0) guests.push_back(granule);
   }
-  for (const KeptRecords::Left& left : pages) {
-    if (left.page.is_guest != 0) take_out(left.granule, PageEvent::kCleared);
-  }
+  for (const uint32_t guest : guests) take_out(guest, PageEvent::kCleared);
   return true;
 }
 
@@ -67,7 +87,8 @@ bool Pool::leave_memory() {
   bool is_copied_out = false;
   uint32_t at = 0;
   for (uint32_t page; (page = blocks_.next_page(&at, UINT32_MAX)) != PageBlocks::kNone;) {
-    pages_.erase(page);  // and not from the index: who is shown this pool goes on reading it
+    pages_.erase(page);  // and not from the index: who is shown this pool goes
+                         // on reading it
     ++n_hidden_;
     n_left += blocks_.length_of(page);
     is_copied_out = is_copied_out || pages_[page].is_held();
@@ -76,6 +97,11 @@ bool Pool::leave_memory() {
   if (is_copied_out || blocks_.n_used() > n_left) return false;
   unmap();
   return true;
+}
+
+void Pool::map_behind() {
+  const Lock lock(mutex_);
+  if (!is_released_) region_->map_behind();
 }
 
 void Pool::keep_epochs(const std::vector<NamespaceEpoch>& epochs) {
