@@ -1,5 +1,4 @@
-// How a pool's memory outlives its process: what is left to a successor, and
-// how that goes on with it.
+// How a pool's memory outlives its process: what is left to a successor, and how that goes on with it.
 #include <sys/stat.h>
 
 #include <utility>
@@ -10,8 +9,7 @@
 namespace p2pkv {
 namespace {
 
-// A page of memory holds so many records of pages: where one of them is used on
-// average, all memory is.
+// A page of memory holds so many records of pages: where one of them is used on average, all memory is.
 constexpr uint64_t kRecordsAPage = 4096 / sizeof(Page);
 
 }  // namespace
@@ -42,8 +40,7 @@ std::shared_ptr<Pool> Pool::adopt(PoolOptions options, int pool, int records, Wr
     *error = "what it says of epochs is damaged";
     return nullptr;
   }
-  // Generations go on above all that there ever were: every word has been one,
-  // or one more.
+  // Generations go on above all that there ever were: every word has been one, or one more.
   auto adopted = std::shared_ptr<Pool>(
       new Pool(made, {std::move(region), std::move(kept), std::move(index)}, (greatest & ~uint64_t{1}) + 1));
   adopted->first_epochs_ = std::move(epochs);
@@ -52,8 +49,7 @@ std::shared_ptr<Pool> Pool::adopt(PoolOptions options, int pool, int records, Wr
   return adopted->take_left(n_pages, error) ? adopted : nullptr;
 }
 
-// False, with the reason in `error`, and no word was changed, if one of the
-// `n_pages` can't be right.
+// False, with the reason in `error`, and no word was changed, if one of the `n_pages` can't be right.
 bool Pool::take_left(uint32_t n_pages, std::string* error) {
   const Lock lock(mutex_);
   if (uint64_t{n_pages} * kRecordsAPage >= blocks_.n_granules()) {
@@ -87,8 +83,7 @@ bool Pool::leave_memory() {
   bool is_copied_out = false;
   uint32_t at = 0;
   for (uint32_t page; (page = blocks_.next_page(&at, UINT32_MAX)) != PageBlocks::kNone;) {
-    pages_.erase(page);  // and not from the index: who is shown this pool goes
-                         // on reading it
+    pages_.erase(page);  // and not from the index: who is shown this pool goes on reading it
     ++n_hidden_;
     n_left += blocks_.length_of(page);
     is_copied_out = is_copied_out || pages_[page].is_held();
