@@ -61,7 +61,7 @@ class Following(Resource):
         self._random = Random()  # noqa: S311 - whom to ask, nothing secret
         self._address = ""
         self._asked_whole = 0.0
-        self._lock = threading.RLock()  # held while the view changes
+        self._lock = threading.RLock()  # held while the view changes, or is confirmed
         self._taken_as_of = 0.0  # when the view was asked for that was taken last; with the lock
         self.view = View()
         self._wanted = threading.Event()
@@ -150,10 +150,11 @@ class Following(Resource):
         reply = self._client.ask(Request(address, Kind.PROBE), _ANSWER_S)
         if reply is None or not reply.ok or len(reply.body) != PROBE_REPLY.size:
             return None
-        is_same: bool = PROBE_REPLY.unpack(reply.body)[1] == self.view.digest
-        if is_same:
-            self._unsettled.settle(mark)
-            self._on_confirmed()
+        with self._lock:  # else what a bump's look takes meanwhile would be replaced by what is confirmed
+            is_same: bool = PROBE_REPLY.unpack(reply.body)[1] == self.view.digest
+            if is_same:
+                self._unsettled.settle(mark)
+                self._on_confirmed()
         return is_same
 
     def _take_from(self, address: str, timeout: float) -> bool:

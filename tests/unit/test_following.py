@@ -1,0 +1,70 @@
+"""What an attached engine knows of the members, while several of its threads ask for it."""
+
+from __future__ import annotations
+
+import threading
+
+from p2pkv.attach.following import Following
+from p2pkv.attach.unsettled import Unsettled
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import PROBE_REPLY, Kind, Reply, ReplyStatus
+from p2pkv.directory.view import DEFAULT_CLUSTER, Member, View, encode
+
+MOMENT_S = 0.2
+"""In which a thread that nothing keeps from it takes a view."""
+
+
+class HostsNode:
+    """Answers for the host's node, which knows these members."""
+
+    def __init__(self, *node_ids: str) -> None:
+        self.knows(*node_ids)
+
+    def knows(self, *node_ids: str) -> None:
+        self.view = View(Member(node_id, 1, f"{node_id}:1") for node_id in node_ids)
+
+    def ask(self, request: Request, timeout: float) -> Reply:
+        """Answer a probe or an exchange; stands in for that of a ``ControlClient``."""
+        if request.kind is Kind.PROBE:
+            return Reply(ReplyStatus.OK, 1, 0, PROBE_REPLY.pack(1, self.view.digest))
+        return Reply(ReplyStatus.OK, 1, 0, encode("host", self.view.values()))
+
+
+def test_no_other_view_is_taken_while_one_is_confirmed() -> None:
+    """Who confirms a view may replace what is routed by, and must not undo what a bump's look has taken."""
+    node, told = HostsNode("host"), list[str]()
+    bumps: list[threading.Thread] = []
+
+    def confirm() -> None:
+        for bump in bumps:
+            bump.start()
+            bump.join(MOMENT_S)
+            told.append("confirmed")
+
+    following = Following(
+        node,  # type: ignore[arg-type]
+        lambda _, new: told.append(f"{len(new)} members"),
+        confirm,
+        lambda _: None,
+        Unsettled(),
+        cluster=DEFAULT_CLUSTER,
+    )
+    following.look("host:1", 1.0)
+
+    def look_again() -> None:
+        bumps.clear()
+        following.look_again(float("inf"))
+
+    bump = threading.Thread(target=look_again)
+    bumps.append(bump)
+
+    def probed(request: Request, timeout: float) -> Reply:
+        """Answer, and know of a newcomer from then on."""
+        reply = HostsNode.ask(node, request, timeout)
+        node.knows("host", "newcomer")
+        return reply
+
+    node.ask = probed  # type: ignore[method-assign]
+    following._turn()
+    bump.join()
+    assert told == ["1 members", "confirmed", "2 members"]
