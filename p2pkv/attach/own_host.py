@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from p2pkv import _native
@@ -123,7 +124,11 @@ class OwnHost(Resource):
     def show(self, address: int, nbytes: int, fd: int) -> Callable[[], None]:
         """Do as :meth:`share`; return what has the node read it no more."""
         memory = SharedMemory(address, nbytes, fd)
-        self.share(memory)
+        with ExitStack() as undo:
+            # else the next node would be told of what its owner has closed
+            undo.callback(self.forget, memory)
+            self.share(memory)
+            undo.pop_all()
         return partial(self.forget, memory)
 
     def forget(self, memory: SharedMemory) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from p2pkv.attach.cache import unsupported
 from p2pkv.attach.mapped import descriptor_of
 from p2pkv.attach.own_host import OwnHost
@@ -25,9 +27,12 @@ class SharingRegistrar:
         """As :meth:`Registrar.register_address`; what ``owner`` has a descriptor of, the node maps."""
         self._refuse(is_readable)
         memory = self._registrar.register_address(address, nbytes, owner, is_readable=False)
-        fd = descriptor_of(owner, address, nbytes)
-        if fd is not None:
-            memory.on_close(self._own_host.show(address, nbytes, fd))
+        with ExitStack() as undo:  # a node that stands still is waited for, and that may be interrupted
+            undo.callback(memory.close)
+            fd = descriptor_of(owner, address, nbytes)
+            if fd is not None:
+                memory.on_close(self._own_host.show(address, nbytes, fd))
+            undo.pop_all()
         return memory
 
     def _refuse(self, is_readable: bool) -> None:
