@@ -349,7 +349,10 @@ class AttachedParts:
         if any((member.key, member.boot_epoch) == host for member in present):
             return present
         others = [member for member in present if member.key != attachment.node_key]
-        return [*others, Member(attachment.address, _ANY_BOOT, attachment.address)]
+        # a bump says by their ids who has heard of it
+        known = self.following.view.by_key(attachment.node_key)
+        node_id = attachment.address if known is None else known.node_id
+        return [*others, Member(node_id, _ANY_BOOT, attachment.address)]
 
     def _by_key(self) -> Mapping[int, Member]:
         return {member.key: member for member in self.following.view.present()}

@@ -84,6 +84,18 @@ def test_the_hosts_node_is_told_though_nobody_has_said_that_it_is_back(
             assert again._parts.own_epoch == bumped.epoch
 
 
+@pytest.mark.usefixtures("looks_no_more")
+def test_the_hosts_node_that_is_back_is_named_by_its_id(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hosts.start(0) as first, hosts.attach() as engine:
+        monkeypatch.setattr(Following, "_take_from", lambda self, address, timeout: False)
+        first.close()
+        with hosts.start(0):
+            eventually(lambda: engine.counters()["p2pkv_attached"] == 1, 30.0)
+            assert engine.bump(timeout=20.0).heard == ("h0",)
+
+
 def test_what_is_answered_late_takes_nobody_out_of_the_view(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
