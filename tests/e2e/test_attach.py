@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from cluster import Cluster, NodeProcess, all_are_fetched, eventually
+from p2pkv import _native
 from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.processes import RefusedError
 
 KEYS = [f"page-{i}" for i in range(32)]
+_ADD_SEALS, _SEAL_SHRINK = 1033, 2  # of <linux/fcntl.h>
 
 
 @pytest.fixture
@@ -62,6 +66,32 @@ def test_pages_outlive_the_engine_that_published_them(cluster: Cluster, path: st
     assert answer["hits"] == [1] * len(KEYS)
     assert answer["wrong"] == []
     eventually(lambda: owner.call("counters")["p2pkv_attached_engines"] == 1, 5.0)
+
+
+def test_a_node_that_stood_still_forgets_what_its_engine_has_closed_meanwhile(
+    cluster: Cluster, path: str
+) -> None:
+    most = 1024  # memories that a node maps for an engine; its socket has room for some 300 messages
+    owner = host(cluster, path)
+    attachment = _native.Attachment.open(path.removeprefix("unix:"), 20.0)
+    fd = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK)
+    waiting = threading.Thread(target=attachment.wait_gone, args=(3600.0,))
+    waiting.start()
+    try:
+        numbers = [attachment.share(4096, fd, 20.0)[0] for _ in range(most)]
+        assert all(numbers)
+        owner.stop()
+        for number in numbers:
+            attachment.forget(number)
+        owner.resume()
+        for _ in range(most):
+            eventually(lambda: attachment.share(4096, fd, 20.0)[0] > 0, 20.0)
+    finally:
+        attachment.close()
+        waiting.join()
+        os.close(fd)
 
 
 def test_an_engine_whose_node_is_stopped_gives_up_at_its_deadline(cluster: Cluster, path: str) -> None:

@@ -93,11 +93,13 @@ void Attachment::close() {
 bool Attachment::wait_gone(const Deadline& deadline) {
   for (;;) {
     if (is_closing_) return true;
+    const int16_t room = send_forgets() ? 0 : POLLOUT;
     // Replies are for `tell`; a hang-up is seen whether or not they are asked for.
-    pollfd fds[] = {{wake_.fd(), POLLIN, 0}, {connection_.get(), POLLRDHUP, 0}};
-    const int n = poll(fds, 2, deadline.poll_ms());
-    if (n > 0 || is_closing_) return true;
-    if (deadline.passed()) return false;
+    pollfd fds[] = {{wake_.fd(), POLLIN, 0}, {connection_.get(), static_cast<int16_t>(POLLRDHUP | room), 0}};
+    poll(fds, 2, deadline.poll_ms());
+    if (is_closing_ || (fds[1].revents & ~POLLOUT) != 0) return true;
+    if (deadline.passed()) return false;  // and who waits on is still to be woken
+    if (fds[0].revents != 0) wake_.clear();
   }
 }
 
@@ -149,10 +151,20 @@ void Attachment::forget(uint32_t number) {
     SharedList list = *shared_;
     std::erase_if(list, [number](const Shared& one) { return one.number == number; });
     shared_ = std::make_shared<const SharedList>(std::move(list));
+    to_forget_.push_back(number);
   }
-  // Its reply is skipped by whoever tells of memory next.
-  send_packet(connection_.get(),
-              MemoryRequest{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kForget), number, 0, 0});
+  if (!send_forgets()) wake_.set();
+}
+
+bool Attachment::send_forgets() {
+  const std::lock_guard lock(mutex_);
+  while (!to_forget_.empty()) {
+    const MemoryRequest request{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kForget),
+                                to_forget_.front(), 0, 0};
+    if (!send_packet(connection_.get(), request)) return errno != EAGAIN && errno != EINTR;
+    to_forget_.pop_front();
+  }
+  return true;
 }
 
 std::shared_ptr<const Attachment::SharedList> Attachment::shared() {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -79,7 +80,8 @@ class Attachment {
   uint32_t share(uint64_t nbytes, int fd, const Deadline& deadline, std::string* why);
   // From now on pages at this address are read in that memory. Doesn't wait.
   void use(uint32_t number, uint64_t address, uint64_t nbytes);
-  // Has the node forget it, and publishes from it no more. Doesn't wait.
+  // Has the node forget it, and publishes from it no more. Doesn't wait: a node that does not hear it now is
+  // told by who waits until it has gone.
   void forget(uint32_t number);
 
   // Says that a publish will follow at once: the node's thread wakes while the caller gets it ready.
@@ -134,6 +136,8 @@ class Attachment {
   std::unique_ptr<EngineLine> borrow(const Deadline& deadline);
   void give_back(std::unique_ptr<EngineLine> line, bool is_usable);
   std::string tell(const MemoryRequest& request, int fd, const Deadline& deadline);
+  // Has the node forget what it is to; false if it takes no more of that now.
+  bool send_forgets();
   std::shared_ptr<const SharedList> shared();
   bool place(const PageBatch& batch, std::vector<MemoryPiece>* places);
   bool stage(EngineLine& line, const PageBatch& batch, size_t first, size_t n, const Deadline& deadline);
@@ -162,6 +166,7 @@ class Attachment {
   std::mutex mutex_;  // guards what follows
   std::condition_variable given_back_;
   std::shared_ptr<const SharedList> shared_ = std::make_shared<SharedList>();
+  std::deque<uint32_t> to_forget_;  // numbers of memories that the node was not told to forget yet
   std::vector<std::unique_ptr<EngineLine>> idle_;
   std::vector<EngineLine*> borrowed_;
   size_t n_opening_ = 0;
