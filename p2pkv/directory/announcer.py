@@ -140,8 +140,9 @@ class Announcer(Resource):
         self._is_behind = False
         self.on_announced: Callable[[], None] = lambda: None
         """Called by the announcing thread when every page has been put again, as :meth:`owe_everything` asks for: with
-        all who own entries, of whom there are others than this node."""
-        self._is_announced = False  # by a pass, which leaves debts
+        all who own entries, of whom there are others than this node. After ``check_s`` the debts that a pass has left
+        are waited for no more: an owner may have no room, and the other owners of its entries have them."""
+        self._announced: float | None = None  # since when, by a pass, which leaves debts
         # Used by the announcing thread only.
         self._pass: _Pass | None = None
         self._mending: tuple[Due, Listing] | None = None  # of all that one node owns
@@ -312,10 +313,13 @@ class Announcer(Resource):
         return max(_PAUSE_S, min(soon - self._clock.monotonic(), _IDLE_S))
 
     def _say_announced(self) -> None:
+        if self._announced is None or len(self._directory.ring.members) < 2:
+            return
+        is_over = self._clock.monotonic() >= self._announced + self._check_s
         with self._lock:
-            is_owed = self._all_owed or self._owed.next_due() is not None
-        if self._is_announced and not is_owed and len(self._directory.ring.members) > 1:
-            self._is_announced = False
+            is_owed = self._all_owed or (self._owed.next_due() is not None and not is_over)
+        if not is_owed:
+            self._announced = None
             self.on_announced()
 
     def _next_pass(self) -> _Pass | None:
@@ -343,7 +347,8 @@ class Announcer(Resource):
             with self._lock:
                 self._rings = self._rings[len(lacking.before) :]
             self._pass = None
-            self._is_announced |= lacking.everything
+            if lacking.everything:
+                self._announced = self._clock.monotonic()
 
     def _pay(self, due: Due) -> None:
         """Give an owner what it has missed: some keys, or all that is its own."""

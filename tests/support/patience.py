@@ -14,8 +14,8 @@ PATIENCE = 12.0 if "RDMA_VM" in os.environ else 4.0
 A busy one that is three times slower must do, and an emulated one may take half a minute to import p2pkv.
 """
 
-# An owner that only waits for a processor shall not be left out. With 80 ms one test in a hundred missed what was there,
-# on two cores that twelve threads wanted.
+# An owner that only waits for a processor shall not be left out. With 80 ms one test in a hundred missed what was
+# there, on two cores that twelve threads wanted.
 asking.SILENT_OWNER_S = 0.050 * PATIENCE
 
 if "RDMA_VM" in os.environ:

@@ -64,9 +64,9 @@ class DirectoryNode:
         told = self.directory.publish(self.pool, keys, row_pieces(memory), self.clock.now + 5.0)
         assert told.is_told.all()
 
-    def lose_shard(self) -> None:
+    def lose_shard(self, n_places: int = 1 << 16) -> None:
         """Forget what others were told to keep here; only :attr:`shard` shows what comes from now on."""
-        self.shard = _native.Shard(1 << 16)
+        self.shard = _native.Shard(n_places)
         self.shard.set_view([node_key(node_id) for node_id in "abc"], [BOOT] * 3)
 
     def n_found(self, keys: Keys) -> int:

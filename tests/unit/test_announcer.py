@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from p2pkv.control.wire import Kind
+from p2pkv.directory.announcer import CHECK_S
 from p2pkv.directory.listing import Listing
 from p2pkv.directory.owed import MOST_KEYS
 from p2pkv.directory.view import State, View
@@ -172,6 +173,25 @@ def test_falling_silent_waits_for_what_is_being_put(
     for thread in threads:
         thread.join()
     assert order == ["put", "silent"]
+
+
+@pytest.mark.parametrize("n_places", [64, 4096])
+def test_that_all_is_announced_does_not_wait_for_an_owner_without_room_for_ever(
+    start: Callable[..., DirectoryNodes], n_places: int
+) -> None:
+    nodes = start("a", "b", "c")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    a.publish(N)
+    b.lose_shard(n_places)
+    said: list[float] = []
+    a.announcer.on_announced = lambda: said.append(nodes.now)
+    began = nodes.now
+    a.announcer.owe_everything()
+    nodes.run(CHECK_S / 2)
+    assert len(said) == (n_places > N)
+    nodes.run(CHECK_S)
+    assert len(said) == 1
+    assert said[0] < began + CHECK_S + 60.0
 
 
 def test_a_failure_amid_telling_everything_forgets_nothing(
