@@ -117,7 +117,7 @@ def options(
 
 def main() -> None:
     """Run the command line."""
-    # What is imported is there to stay: looking through it for garbage would take a tenth of that time.
+    # What is imported is there to stay: to look through it for garbage takes a tenth of that time.
     gc.disable()
     try:
         app()

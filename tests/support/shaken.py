@@ -20,13 +20,13 @@ import pytest
 from p2pkv.testing.lateness import Lateness
 
 _SHARE = 0.12
-"""Of the lines, how many are paused at."""
+"""This share of the lines is paused at."""
 
 _LONGEST = 0.06
 """Seconds: longer than threads take to hand something on, shorter than what promises leave for lateness."""
 
 _MOST = 0.8
-"""Seconds a test, for loops of many lines."""
+"""Seconds: no test is paused for longer altogether, however many lines its loops run."""
 
 _OF_TESTS = (Path(__file__).parents[1], Path(__file__).parents[2] / "p2pkv" / "testing")
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _Timed:
-    """How many promises about time are judged now: a pause would be counted against them."""
+    """Counts the promises about time that are judged now: a pause would count against them."""
 
     n = 0
 
@@ -70,7 +70,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class _Pauses:
-    """What one test is paused by: in the code below ``homes`` alone, in the thread that runs it."""
+    """Pauses one test, in the code below ``homes`` alone and in the thread that runs it."""
 
     def __init__(self, seed: str, homes: tuple[str, ...]) -> None:
         self._random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What an attached engine knows of the members, while several of its threads ask for it."""
+"""An attached engine knows the members rightly while several of its threads ask for them."""
 
 from __future__ import annotations
 
