@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,20 @@ def test_a_node_is_started_without_what_only_others_and_few_nodes_need() -> None
         "http.server",
         "ssl",
     }
+
+
+def test_a_node_of_built_in_parts_is_started_without_looking_through_what_is_installed() -> None:
+    code = """
+        import sys
+        from p2pkv import Config, Node
+        options = {"tcp": {"streams": 2}}
+        config = Config(listen="127.0.0.1:0", pool_size="4MiB", transports=["shm", "tcp"], transport_options=options)
+        Node.start(config).close()
+        print("importlib.metadata" in sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"]
 
 
 def test_errors_load_without_numpy_zmq_and_the_native_core() -> None:
