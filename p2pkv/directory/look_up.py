@@ -2,8 +2,8 @@
 
 The keys of a prompt's pages are hashes, so that their entries lie all over the ring: in a large cluster everybody would
 be asked for two keys. But whoever computed a prompt has most of its pages. So the owners are asked for the first page
-alone, and the node that has it is asked for all: two nodes instead of 63 (:meth:`LookUp.ask_holders`). What that has
-not, and everything in a small cluster, is asked of the owners (:meth:`LookUp.ask_owners`).
+alone, and the nodes that have it are asked for all: two nodes instead of 63 where one has (:meth:`LookUp.ask_holders`).
+What these have not, and everything in a small cluster, is asked of the owners (:meth:`LookUp.ask_owners`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.ring import moved
 from p2pkv.directory.routes import Route
 from p2pkv.metrics import Metrics
-from p2pkv.page import RESIDENT, Keys, as_locations
+from p2pkv.page import LOCATION, RESIDENT, Keys, as_locations
 
 FEW = 8
 """So many members are asked at once without more ado, and for no more pages than that no holder is looked for."""
-_MOST_HOLDERS = 2
-"""So many holders are asked, one after the other: a conversation's later turns may be another node's."""
+_MOST_TURNS = 3
+"""So often holders are asked for what is left: behind what many have comes a conversation, and its later turns may be
+another node's."""
 
 _SHARE = 0.25
 """What of the time left is waited for one member."""
@@ -58,17 +59,18 @@ class LookUp:
         """
         if len(route.ring.seated) <= self.few:
             return False
-        holder = -1
-        for _ in range(_MOST_HOLDERS):
+        asked: set[int] = set()
+        for _ in range(_MOST_TURNS):
             rows = np.flatnonzero(self.found == 0)
             if len(rows) <= self.few:
                 return False
             is_known = self._ask_for_one(route, before, rows[0])
             if not self.found[rows[0]]:
                 return leading and is_known
-            before_it, holder = holder, self._holder(route, rows[0])
-            if holder in (-1, before_it) or not self._ask_holder(route, holder, rows[1:]):
+            holders = self._holders(route, rows[0])
+            if asked.issuperset(holders) or not self._ask_all_holders(route, holders, rows):
                 return False
+            asked.update(holders)
         return False
 
     def ask_owners(self, route: Route, before: Route | None) -> None:
@@ -90,34 +92,58 @@ class LookUp:
         now = self.clock.monotonic()
         return now + min(asking.SILENT_OWNER_S, (self.deadline - now) * _SHARE)
 
-    def _holder(self, route: Route, row: np.intp) -> int:
-        """Return which member has the page in its pool, by its number; -1: none, a stranger, or several.
+    def _holders(self, route: Route, row: np.intp) -> list[int]:
+        """Return the numbers of the members that have the page in their pools, as its owners named them."""
+        named = self.locations[row : row + 1]
+        if self.others is not None:
+            named = np.concatenate([named, self.others.of(self.keys[row : row + 1])])
+        said = as_locations(named)
+        owners = said["owner"][said["flags"] & RESIDENT != 0]
+        of_owners = owners[:, None] == route.member_keys
+        members = [int(each) for each in of_owners.argmax(axis=1)[of_owners.any(axis=1)]]
+        return [each for each in dict.fromkeys(members) if each != route.own_index]
 
-        What several have is read often, so that all are worth knowing: the owners of its entry name each.
+    def _ask_all_holders(self, route: Route, holders: list[int], rows: NDArray[np.intp]) -> bool:
+        """Ask members at once which of these pages they have; whether that is those up to some page, and none after it.
+
+        The first page is one that they were named for. Where several were, and one has it as another node's guest, it
+        says nothing of such pages, which are read often: then nothing that they said counts, and the owners, who name
+        all holders, are to be asked.
         """
-        location = as_locations(self.locations[row : row + 1])[0]
-        if not location["flags"] & RESIDENT:
-            return -1
-        if self.others is not None and len(self.others.of(self.keys[row : row + 1])):
-            return -1
-        members = np.flatnonzero(route.member_keys == location["owner"])
-        return int(members[0]) if len(members) and members[0] != route.own_index else -1
-
-    def _ask_holder(self, route: Route, holder: int, rows: NDArray[np.intp]) -> bool:
-        """Ask a member what it has of these pages; whether that is those up to some page, and none after it."""
-        members = np.full(len(self.keys), -1, np.int32)
-        members[rows] = holder
-        ask = _native.AskBatch.of_members(members, route.table)
+        n_holders, n_rows = len(holders), len(rows)
+        keys = np.tile(self.keys[rows], (n_holders, 1))
+        found = np.zeros(len(keys), np.uint8)
+        where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
+        ask = _native.AskBatch.of_members(np.repeat(np.array(holders, np.int32), n_rows), route.table)
         n_asked = sum(n for _, n in ask.asks())  # of who is suspected nothing is asked
         self.metrics.count(self.metrics.looked_up_pages, "holders", n_asked)
-        self.owners.ask(route, Question(Kind.HELD, ask, self.keys, self.found, self.locations), self._soon())
-        # It speaks for itself alone, as the view knows it: where others' pages lie, and its own of another boot, the
+        self.owners.ask(route, Question(Kind.HELD, ask, keys, found, where), self._soon())
+        # Each speaks for itself alone, as the view knows it: where others' pages lie, and its own of another boot, the
         # directory says.
-        said, member = as_locations(self.locations[rows]), route.ring.members[holder]
-        self.found[rows] &= (said["owner"] == member.key) & (said["boot"] == member.boot_epoch)
-        has = self.found[rows].astype(bool)
-        n_leading = len(has) if has.all() else int(np.argmin(has))
-        return n_leading > 0 and not has[n_leading:].any()
+        members = [route.ring.members[each] for each in holders]
+        said = as_locations(where).reshape(n_holders, n_rows)
+        is_own = said["owner"] == np.array([each.key for each in members], np.uint64)[:, None]
+        is_own &= said["boot"] == np.array([each.boot_epoch for each in members], np.uint64)[:, None]
+        has = found.reshape(n_holders, n_rows).astype(bool) & is_own
+        is_heard = ask.answered().reshape(n_holders, n_rows).astype(bool)
+        if n_holders > 1 and (is_heard & ~has)[:, 0].any():
+            return False
+        self._take(rows[1:], has[:, 1:], where.reshape(n_holders, n_rows, -1)[:, 1:])
+        is_there = has.any(axis=0)[1:]
+        n_leading = len(is_there) if is_there.all() else int(np.argmin(is_there))
+        return n_leading > 0 and not is_there[n_leading:].any()
+
+    def _take(self, rows: NDArray[np.intp], has: NDArray[np.bool], where: NDArray[np.uint8]) -> None:
+        """Take in which of the pages each holder ``has``, ``(k, n)``, and where, ``(k, n, 64)``: the first, and all."""
+        is_there, first = has.any(axis=0), has.argmax(axis=0)
+        there = np.flatnonzero(is_there)
+        self.found[rows[there]] = 1
+        self.locations[rows[there]] = where[first[there], there]
+        if self.others is not None:
+            beside = has.T[there].copy()
+            beside[np.arange(len(there)), first[there]] = False
+            of_others = where.transpose(1, 0, 2)[there][beside]
+            self.others.put(self.keys[rows[there]], of_others, beside.sum(axis=1, dtype=np.uint8))
 
     def _ask_in_turn(self, route: Route, is_done: NDArray[np.uint8], deadline: float) -> bool:
         """Ask the owners of what is not done yet, one after the other; whether all that were asked have answered.

@@ -48,6 +48,7 @@ class Reader:
         self.nodes = nodes
         self.node = nodes.nodes[node_id]
         self.control = Control(nodes, node_id)
+        self.others = _native.OtherHolders(1 << 16)
         self.directory = DirectoryClient(
             own_key=node_key(node_id),
             shard=self.node.shard,
@@ -56,7 +57,7 @@ class Reader:
             replicas=2,
             metrics=self.node.metrics,
             clock=self.node.clock,
-            others=_native.OtherHolders(1 << 16),
+            others=self.others,
         )
         self.directory.set_view(View(each.member for each in nodes.nodes.values()))
 
@@ -65,6 +66,10 @@ class Reader:
     ) -> tuple[np.ndarray, Locations]:
         found, raw = self.directory.get(keys, self.node.clock.now + timeout, leading=leading)
         return found.astype(bool), as_locations(raw)
+
+    def holders_of(self, key: Keys, first: np.void) -> set[int]:
+        """Return the node keys of those that are known to have a page, ``first`` and the others."""
+        return {int(first["owner"]), *as_locations(self.others.of(key))["owner"].tolist()}
 
     def owners_of(self, key: Keys) -> list[str]:
         ring = self.directory.ring
@@ -104,7 +109,7 @@ def test_a_prompt_of_one_node_asks_the_owners_of_its_first_page_and_that_node(no
     assert all_by(found, where, "n07")
     assert reader.control.who(Kind.HELD) == {"n07"}
     assert reader.control.who() <= {"n07", *reader.owners_of(keys[:1])}
-    assert reader.node.metrics.looked_up_pages.labels("holders").value == N_PAGES - 1
+    assert reader.node.metrics.looked_up_pages.labels("holders").value == N_PAGES
 
 
 def test_a_prompt_of_two_nodes_asks_both_and_nobody_else(nodes: DirectoryNodes) -> None:
@@ -197,14 +202,58 @@ def test_what_a_holder_has_no_more_is_found_at_who_has_it(nodes: DirectoryNodes)
     assert reader.control.who(Kind.HELD) == {"n07", "n11"}
 
 
-def test_pages_that_several_have_are_asked_of_their_owners_who_name_all(nodes: DirectoryNodes) -> None:
+def test_pages_that_several_have_are_asked_of_these_and_all_are_known(nodes: DirectoryNodes) -> None:
     keys = published(nodes, "n07")
     nodes.nodes["n11"].publish_keys(keys)
+    nodes.nodes["n23"].publish_keys(keys[:40])
     reader = Reader(nodes)
-    found, _ = reader.look_up(keys)
+    found, where = reader.look_up(keys)
     assert found.all()
-    assert not reader.control.who(Kind.HELD)
+    assert reader.control.who(Kind.HELD) == {"n07", "n11", "n23"}
+    assert len(reader.control.who()) <= 5
+    for row, key in enumerate(keys):
+        holders = {node_key("n07"), node_key("n11")} | ({node_key("n23")} if row < 40 else set())
+        assert reader.holders_of(key[None], where[row]) == holders
+
+
+def test_what_many_have_and_then_what_one_has_and_another_one_asks_few(nodes: DirectoryNodes) -> None:
+    common, turns, later = (published(nodes, name, n) for name, n in (("n07", 40), ("n11", 40), ("n15", 48)))
+    for name in NAMES[20:36]:
+        nodes.nodes[name].publish_keys(common)
+    reader = Reader(nodes)
+    found, where = reader.look_up(np.concatenate([common, turns, later]))
+    assert found.all()
+    assert (where["owner"][40:80] == node_key("n11")).all()
+    assert (where["owner"][80:] == node_key("n15")).all()
+    assert len(reader.control.who(Kind.HELD)) <= 4 + 2
+    assert len(reader.control.who()) <= 3 * 2 + 4 + 2
+
+
+def test_pages_that_somebody_has_as_a_guest_are_asked_of_their_owners_who_name_all(
+    nodes: DirectoryNodes,
+) -> None:
+    keys = published(nodes, "n07")
+    nodes.nodes["n11"].publish_keys(keys)
+    nodes.nodes["n11"].shard.serve_held(nodes.nodes["n15"].pool.native)  # as if its pages were another node's
+    reader = Reader(nodes)
+    found, where = reader.look_up(keys)
+    assert found.all()
+    assert reader.control.who(Kind.HELD) == {"n07", "n11"}
     assert len(reader.control.who()) > N_NODES // 2
+    for row, key in enumerate(keys):
+        assert reader.holders_of(key[None], where[row]) == {node_key("n07"), node_key("n11")}
+
+
+def test_of_several_holders_one_that_stands_still_costs_a_moment_and_no_page(nodes: DirectoryNodes) -> None:
+    keys = published(nodes, "n07")
+    nodes.nodes["n11"].publish_keys(keys)
+    nodes.nodes["n07"].is_stopped = True
+    reader = Reader(nodes)
+    began = reader.node.clock.now
+    found, where = reader.look_up(keys)
+    assert all_by(found[1:], where[1:], "n11")
+    assert reader.node.clock.now - began < 3 * SILENT_OWNER_S
+    assert len(reader.control.who()) <= 4
 
 
 def test_a_holder_that_names_another_boot_costs_no_page(

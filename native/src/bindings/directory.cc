@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
@@ -120,6 +121,19 @@ Array<uint8_t> others_of(OtherHolders& self, const KeyArray& key) {
   const size_t n = self.get(*require_keys(key), &others);
   return give<uint8_t>(std::vector<Location>(others.begin(), others.begin() + static_cast<ptrdiff_t>(n)),
                        {n, sizeof(Location)});
+}
+
+// Replaces what is known of each key: by the next `n_others` of its own of these locations.
+void put_others(OtherHolders& self, const KeyArray& keys, const LocationArray& others,
+                const ArrayOf<uint8_t, kAnySize>& n_others) {
+  const Key* const key = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const auto* counts = require<uint8_t>(n_others, "n_others", {static_cast<int64_t>(n)});
+  if (std::accumulate(counts, counts + n, size_t{0}) != others.shape(0))
+    throw nb::value_error("n_others and others differ");
+  const auto* next =
+      reinterpret_cast<const Location*>(require<uint8_t>(others, "others", {kAnySize, sizeof(Location)}));
+  for (size_t i = 0; i < n; next += counts[i++]) self.put(key[i], next, counts[i]);
 }
 
 // The arrays that Shard.get returned, to be written.
@@ -260,7 +274,8 @@ void bind_ask(nb::module_& m) {
   nb::class_<OtherHolders>(m, "OtherHolders",
                            "Where else pages lie. See native/src/directory/other_holders.h.")
       .def(nb::init<size_t>(), "capacity"_a)
-      .def("of", &others_of, "key"_a);
+      .def("of", &others_of, "key"_a)
+      .def("put", &put_others, "keys"_a, "others"_a, "n_others"_a);
   m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   nb::class_<AskedOwners>(
       m, "AskedOwners",
