@@ -30,6 +30,8 @@ _TRANSPORTS = {"shm": "01234567-89ab-cdef-0123-456789abcdef", "tcp": "net"}
 _LOOK_UP = 128
 _MOST_ASKED = 4
 """Members that are asked for pages of one node: those who own the first page's entry, and who has it."""
+_SHARERS = 3
+"""So many nodes have the same pages, of those that several have."""
 _LOOK_UPS = 300
 _CHECKERS = 8
 """Nodes that check their entries: what each of the others would ask for is as much."""
@@ -79,6 +81,7 @@ class Measured:
             yield from self._lost(f"{_LOSSES} losses at once, of any", self._chosen(_LOSSES, seated=None))
         if self._n > 2 * _LOSSES:
             yield from self._lost(f"{_LOSSES} losses at once, of seats", self._chosen(_LOSSES, seated=True))
+        yield from self._shared()
 
     def close(self) -> None:
         """Release all."""
@@ -120,13 +123,32 @@ class Measured:
         self._tell(f"look up pages {when}")
         traffic = self._fabric.count_anew()
         self._share_found()
+        yield from self._asked(f"pages of one node {when}", traffic, Target(_MOST_ASKED, at_most=True))
+
+    def _shared(self) -> Iterator[Figure]:
+        """Have newcomers publish the same pages, and look these up."""
+        keys = self._random.integers(0, 256, (_LOOK_UP, KEY_BYTES), np.uint8)
+        for _ in range(_SHARERS):
+            self._fabric.add(self._next_member(), _LOOK_UP).publish(keys)
+        self._fabric.tell()
+        self._fabric.settle()
+        nodes = list(self._fabric.nodes.values())[:-_SHARERS]
+        traffic = self._fabric.count_anew()
+        for _ in range(self._n_look_ups):
+            n_found, _ = nodes[self._random.integers(len(nodes))].look_up(keys)
+            if n_found != len(keys):
+                raise BenchError(f"{n_found} of {len(keys)} pages that several have were found")
+        most = Target(_MOST_ASKED - 1 + _SHARERS, at_most=True)
+        yield from self._asked(f"pages that {_SHARERS} nodes have", traffic, most)
+
+    def _asked(self, of_what: str, traffic: Traffic, most: Target) -> Iterator[Figure]:
         n = self._n_look_ups
-        what = f"a look-up of {_LOOK_UP} pages of one node {when}"
+        what = f"a look-up of {_LOOK_UP} {of_what}"
         asked, nbytes, served_ns = (
             sum(of[kind] for kind in (Kind.LOCATE, Kind.HELD)) / n
             for of in (traffic.requests, traffic.nbytes, traffic.served_ns)
         )
-        yield f"{what}: members asked", "", [asked], Target(_MOST_ASKED, at_most=True)
+        yield f"{what}: members asked", "", [asked], most
         yield f"{what}: requests and answers", "kB", [nbytes / 1e3], None
         yield f"{what}: shards' processor time", "us", [served_ns / 1e3], None
         yield f"{what}: asker's processor time", "us", [traffic.asking_ns / n / 1e3], None
