@@ -33,7 +33,7 @@ __attribute__((no_sanitize("thread"), noinline)) void copy_words(const void* fro
 }
 
 std::unique_ptr<ReadOnlyMapping> map_whole(int fd, size_t at_least, std::string* error) {
-  struct stat info{};
+  struct stat info {};
   if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) < at_least) {
     *error = "the host's node has shown memory that is too short";
     return nullptr;
@@ -42,7 +42,7 @@ std::unique_ptr<ReadOnlyMapping> map_whole(int fd, size_t at_least, std::string*
 }
 
 std::shared_ptr<MappedRegion> map_region(int fd, std::shared_ptr<MappedRegion> known, std::string* error) {
-  struct stat info{};
+  struct stat info {};
   const bool is_known = fstat(fd, &info) == 0;
   const MappedRegion::Name name{info.st_dev, info.st_ino};
   // No other memfd has this name while that one is mapped.
@@ -114,8 +114,19 @@ bool MappedPool::is_there(const Candidate& page) const {
   return load_word_after_bytes(word_at(page.granule)) == page.record.generation;
 }
 
+void MappedPool::prefetch(const Key* keys, size_t n) const {
+  for (size_t i = 0; i < n; ++i) __builtin_prefetch(head_of(keys[i]));
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t link = load_link(head_of(keys[i]));
+    if (link == 0 || link > about_.n_granules) continue;
+    __builtin_prefetch(word_at(link - 1));
+    __builtin_prefetch(&page_records()[link - 1]);
+    __builtin_prefetch(&next_[link - 1]);
+  }
+}
+
 bool MappedPool::find(const Key& key, Find what, Candidate* found) const {
-  const auto* records = reinterpret_cast<const PageRecord*>(records_->base() + kRecordsOffset);
+  const PageRecord* const records = page_records();
   uint32_t link = load_link(head_of(key));
   for (int step = 0; link != 0 && link <= about_.n_granules && step < kMostSteps; ++step) {
     const uint32_t granule = link - 1;
@@ -138,7 +149,7 @@ size_t MappedPool::fetch(const PageBatch& batch, bool check_sums, FetchStatus* s
                          const Deadline& deadline, Find what) const {
   std::vector<std::pair<size_t, Candidate>> pages;
   uint64_t nbytes = 0;
-  for (size_t i = 0; i < batch.n_pages; ++i) __builtin_prefetch(head_of(batch.keys[i]));
+  prefetch(batch.keys, batch.n_pages);
   for (size_t i = 0; i < batch.n_pages; ++i) {
     statuses[i] = FetchStatus::kMiss;
     Candidate page;
@@ -197,6 +208,7 @@ Location MappedPool::location_of(const Candidate& page) const {
 }
 
 void MappedPool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations, Find what) const {
+  prefetch(keys, n);
   for (size_t i = 0; i < n; ++i) {
     Candidate page;
     found[i] = find(keys[i], what, &page) ? 1 : 0;

@@ -89,11 +89,17 @@ class MappedPool {
   MappedPool(const PageIndexHeader& about, std::unique_ptr<ReadOnlyMapping> index,
              std::unique_ptr<ReadOnlyMapping> records, std::shared_ptr<MappedRegion> region);
 
+  // Has what `find` will load of each key on its way from memory, since no cache has it in most cases: a
+  // page's word and record are not waited for one after the other then.
+  void prefetch(const Key* keys, size_t n) const;
   bool find(const Key& key, Find what, Candidate* found) const;
   bool is_there(const Candidate& page) const;
   bool copy_out(const PageBatch& batch, size_t i, const Candidate& page, bool check_sums) const;
   Location location_of(const Candidate& page) const;
   const uint32_t* head_of(const Key& key) const { return heads_ + (hash_of(key) & (about_.n_buckets - 1)); }
+  const PageRecord* page_records() const {
+    return reinterpret_cast<const PageRecord*>(records_->base() + kRecordsOffset);
+  }
   const uint8_t* word_at(uint32_t granule) const {
     return region_->base() + size_t{granule} * sizeof(uint64_t);
   }
