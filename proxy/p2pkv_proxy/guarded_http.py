@@ -46,6 +46,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = True
+        self._has_begun = False
+        """Whether some of these headers came, which may be behind the end of another request."""
         self._tail = b""
         """What was passed on before ended with this, should a line's end be cut in two."""
         self._held = b""
@@ -76,7 +78,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._hang_up()
             return  # until then: the request is refused, and the connection ends with that
         if self._in_headers:
-            if self._header_bytes == 0:
+            if not self._has_begun:
                 data = data.lstrip(b"\r\n")  # such as some clients send behind a body (RFC 9112, 2.2)
                 if not data:
                     return
@@ -93,10 +95,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._tail = (self._tail + data)[-3:]
         if data:
             super().data_received(data)
+            if self._has_begun and self._in_headers and not self._tail:
+                self._tail = data[-3:]  # these headers began behind the end of another request
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers = True
+        self._in_headers = self._has_begun = True
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
@@ -123,7 +127,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_headers = True
+        self._in_headers, self._has_begun = True, False
 
     def on_response_complete(self) -> None:
         keep = self.config.timeout_keep_alive
