@@ -63,7 +63,8 @@ class Meeting:
         self._n_changes = 0
         self._is_closed = False
         self._until: dict[_Awaited, float] = {}
-        self._connecting: dict[str, threading.Lock] = {}  # each held while that node is connected to
+        # of members; each held while that node is connected to
+        self._connecting: dict[str, threading.Lock] = {}
 
     def meet(self, node_id: str, boot_epoch: int | None, deadline: float) -> bool:
         """Wait until a node is a member, and until it is connected; return whether it is a member."""
@@ -115,6 +116,8 @@ class Meeting:
                 member = view.get(awaited.node_id)
                 if member is not None and member.is_present and not awaited.is_there:
                     del self._until[awaited]
+            for node_id in self._connecting.keys() - view.keys():
+                del self._connecting[node_id]
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -123,10 +126,19 @@ class Meeting:
             self._is_closed = True
             self._changed.notify_all()
 
+    @property
+    def n_remembered(self) -> int:
+        """How many nodes something is kept of that were connected to."""
+        with self._changed:
+            return len(self._connecting)
+
     def reach(self, node_id: str, deadline: float) -> int:
         """Connect to a node if it is not yet, and return its key; what it is asked for is lost if that fails."""
         key = node_key(node_id)
         if self._native.is_connected(key):
+            return key
+        if node_id not in self._view():
+            _log.info("no member %s to transfer with", node_id)
             return key
         with self._changed:
             connecting = self._connecting.setdefault(node_id, threading.Lock())

@@ -133,3 +133,14 @@ def test_nodes_meet_each_other() -> None:
     finally:
         consumer.close()
         producer.close()
+
+
+def test_nothing_is_kept_of_nodes_that_are_not_there(member: Member) -> None:
+    world = World(member, grace=FAR_S)
+    world.believe(member)
+    for number in range(100):
+        world.meeting.reach(f"stranger {number}", time.monotonic() + SHORT_S)
+    world.meeting.reach(member.node_id, time.monotonic() + FAR_S)
+    assert world.meeting.n_remembered == 1
+    world.believe()
+    assert world.meeting.n_remembered == 0
