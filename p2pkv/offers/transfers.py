@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Transfers:
         """
         with self._gate:
             deadline = time.monotonic() + self._seconds("timeout", timeout, self._timeout)
-            return self._meeting.meet(node_id, boot_epoch, deadline)
+            return self._meeting.meet(_checked_node(node_id), boot_epoch, deadline)
 
     def interrupt(self) -> None:
         """Let nobody wait for a node any more: this one is being closed."""
@@ -134,7 +135,7 @@ class Transfers:
         with self._gate:
             deadline = time.monotonic() + self._seconds("timeout", timeout, self._timeout)
             spans = self._checked(request, spans, first_row)
-            key = self._meeting.reach(node_id, deadline)
+            key = self._meeting.reach(_checked_node(node_id), deadline)
             left = max(0.0, deadline - time.monotonic())
             offer = self._offer(key, request, spans, first_row, left, stream)
         offer.wait(max(0.0, deadline - time.monotonic()))
@@ -158,7 +159,7 @@ class Transfers:
         with self._gate:
             seconds = self._seconds("lease", lease, self._lease)
             spans = self._checked(request, spans, first_row)
-            key = self._meeting.reach(node_id, time.monotonic() + min(seconds, _CONNECT_S))
+            key = self._meeting.reach(_checked_node(node_id), time.monotonic() + min(seconds, _CONNECT_S))
             return self._offer(key, request, spans, first_row, seconds, stream)
 
     def grant(
@@ -263,7 +264,7 @@ class Transfers:
     ) -> Grant:
         with self._gate:
             spans = self._checked(request, spans, first_row)
-            key = self._meeting.reach(node_id, connect_by)
+            key = self._meeting.reach(_checked_node(node_id), connect_by)
             left = max(0.0, deadline - time.monotonic())
             return self._grant(key, request, spans, first_row, left, stream)
 
@@ -332,15 +333,15 @@ class Transfers:
         )
 
     def _checked(self, request: str, spans: RowSpans, first_row: int) -> RowSpans:
-        if not isinstance(request, str) or not 1 <= len(request.encode()) <= MAX_REQUEST_NAME:
+        if not 1 <= _utf8_length(request) <= MAX_REQUEST_NAME:
             raise UsageError(
-                f"a request's name must be a string of 1 to {MAX_REQUEST_NAME} bytes, not {request!r:.80}"
+                f"a request's name must be a string of 1 to {MAX_REQUEST_NAME} bytes of UTF-8, not {request!r:.80}"
             )
         if not isinstance(spans, np.ndarray) or spans.dtype != np.int64 or spans.shape[1:] != (2,):
             raise UsageError("spans must be an (n, 2) int64 array of addresses and lengths")
         if not len(spans):
             raise UsageError("an offer or grant has one row at least")
-        if isinstance(first_row, bool) or not 0 <= first_row <= 2**31:
+        if not 0 <= _whole_number(first_row) <= 2**31:
             raise UsageError(f"first_row must be 0 to 2**31, not {first_row!r}")
         if first_row + len(spans) > _MAX_ROW:
             raise UsageError(f"rows are numbered below {_MAX_ROW}; these end at {first_row + len(spans)}")
@@ -354,3 +355,22 @@ class Transfers:
         if isinstance(seconds, (bool, str, bytes)) or not 0 < seconds <= MAX_SECONDS:
             raise UsageError(f"{name} must be above 0 and at most {MAX_SECONDS:g} seconds, not {seconds!r}")
         return seconds
+
+
+def _checked_node(node_id: str) -> str:
+    if _utf8_length(node_id) < 0:
+        raise UsageError(f"a node's id must be a string of UTF-8, not {node_id!r:.80}")
+    return node_id
+
+
+def _utf8_length(text: object) -> int:
+    """Return how many bytes of UTF-8 a string has; -1 for what is none, or holds half of a surrogate pair."""
+    try:
+        return len(text.encode()) if isinstance(text, str) else -1
+    except UnicodeEncodeError:
+        return -1
+
+
+def _whole_number(value: object) -> int:
+    """Return an integer of any kind; -1 for what is none."""
+    return -1 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)

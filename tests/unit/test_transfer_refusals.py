@@ -33,14 +33,21 @@ def test_wrong_calls_are_refused_before_anything_happens(pair: TransferPair) -> 
             transfers.offer(request, spans)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="numbered below"):
         transfers.offer(request, np.broadcast_to(rows[:1], (2**32, 2)))
-    for name in ("", "x" * 513, 5):
+    for name in ("", "x" * 513, "\ud800", 5):
         with pytest.raises(UsageError, match="name"):
             transfers.offer(name, rows)  # type: ignore[arg-type]
     for seconds in (0, -1, 3601, "1"):
         with pytest.raises(UsageError, match="lease"):
             transfers.offer(request, rows, lease=seconds)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="first_row"):
-        transfers.offer(request, rows, first_row=-1)
+    for first_row in (-1, 2**31 + 1, 1.5, "1", None):
+        with pytest.raises(UsageError, match="first_row"):
+            transfers.offer(request, rows, first_row=first_row)  # type: ignore[arg-type]
+    for node_id in ("\ud800", b"x", 5, None):
+        for call in (transfers.put, transfers.put_async, transfers.get, transfers.get_async):
+            with pytest.raises(UsageError, match="node's id"):
+                call(node_id, request, rows)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="node's id"):
+            transfers.meet(node_id)  # type: ignore[arg-type]
 
 
 def test_rows_that_are_offered_already_are_refused(pair: TransferPair) -> None:

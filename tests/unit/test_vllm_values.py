@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pkv.errors import ConfigError
+from p2pkv.errors import ConfigError, UsageError
 from p2pkv.integrations.vllm import P2PKVConnector
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.groups import Kind, read_groups
@@ -214,6 +214,23 @@ def test_a_handoff_survives_the_way_through_a_router() -> None:
     rank = Rank("node", 2**62 + 1, "3 layers", (Share(spell(["layers.0", "layers.1"]), 2, 4, 8, 64),))
     sent = Handoff("name", (rank,), Split(2, 4), 7, "0" * 32, {"block_size": "32"})
     assert Handoff.from_params(json.loads(json.dumps(sent.to_params()))) == sent
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n_tokens": float("inf")},
+        {"name": "\ud800"},
+        {"ranks": [["node", float("-inf"), "3 layers", []]]},
+        {"ranks": [["\udc00", "1", "3 layers", []]]},
+    ],
+)
+def test_a_handoff_of_impossible_numbers_and_names_is_refused(wrong: dict[str, Any]) -> None:
+    rank = Rank("node", 1, "3 layers", (Share(spell(["layers.0"]), 2, 4, 8, 64),))
+    params = Handoff("name", (rank,), Split(2, 4), 7, "0" * 32, {}).to_params()
+    params["p2pkv"] |= wrong
+    with pytest.raises(UsageError, match="malformed"):
+        Handoff.from_params(json.loads(json.dumps(params)))
 
 
 def test_counts_of_several_steps_and_ranks_add_up() -> None:

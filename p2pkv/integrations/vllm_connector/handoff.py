@@ -103,7 +103,7 @@ class Handoff:
             tp_size, n_heads = (_count(number) for number in given["split"])
             name, n_tokens, prompt = _name(given["name"]), int(given["n_tokens"]), _name(given["prompt"])
             fingerprint = dict(given["fingerprint"])
-        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
             raise UsageError(f"the hand-off is malformed: {type(error).__name__}: {error}") from error
         if not ranks or n_tokens <= 0:
             raise UsageError(f"the hand-off names {len(ranks)} ranks and {n_tokens} tokens")
@@ -119,6 +119,7 @@ def _count(value: object) -> int:
 def _name(value: object, longest: int = _MAX_NAME) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= longest:
         raise ValueError(f"not a name of 1 to {longest} characters: {value!r:.80}")
+    value.encode()  # JSON can say halves of surrogate pairs, which no name has
     return value
 
 
