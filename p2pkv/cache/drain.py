@@ -34,12 +34,14 @@ from p2pkv.pool import Pool
 _log = logging.getLogger(__name__)
 
 _USE = np.dtype([("key", "u1", KEY_BYTES), ("stamp", "<u8"), ("nbytes", "<u8")])
-"""What the pool lists of a page: 32 bytes, which is all that a drain remembers of each."""
+"""What the pool lists of a page: 32 bytes, which is all that a drain remembers of each. It counts their blocks."""
 _LISTED = 1024
 _BATCH = 64
 """Pages that a node is asked to take over at a time, and has under way: as many as it brings at once."""
 _BATCH_NBYTES = 8 << 20
 """Likewise; more if a single page is longer."""
+_MOST_PASSED = 1 << 16
+"""So many pages that one node has no room for are passed over in search of some that it has; a guess."""
 _AT_ONCE = 8
 """So many nodes take pages over at the same time."""
 _ASK_S = 1.0
@@ -69,24 +71,39 @@ class _Work:
         with self._changed:
             return bool(self._left)
 
-    def take(self, room: int, until: float) -> NDArray[np.void]:
-        """Return the next few, of ``room`` bytes at most; none if there are none, or the first has no room.
+    def take(self, room: int, longest: int, until: float) -> NDArray[np.void]:
+        """Return the next few, of ``room`` bytes at most and each of at most ``longest``; none if there are none.
 
-        While others have some under way it waits for what these give back. What it returns is to be settled.
+        What is longer stays for those who have room for it. While nothing is left and others have some under way it
+        waits for what these give back. What it returns is to be settled.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._left or self._n_taken == 0, max(0.0, until - time.monotonic())
             )
-            if not self._left:
-                return np.zeros(0, _USE)
-            first = self._left.popleft()
-            fit = np.cumsum(first["nbytes"][:_BATCH]) <= min(room, _BATCH_NBYTES)
-            n = int(np.count_nonzero(fit)) or int(first["nbytes"][0] <= room)
-            if n < len(first):
-                self._left.appendleft(first[n:])
-            self._n_taken += n > 0
-            return first[:n]
+            chosen = self._choose(room, min(room, longest))
+            self._n_taken += len(chosen) > 0
+            return chosen
+
+    def _choose(self, room: int, longest: int) -> NDArray[np.void]:
+        """Take them out, with the lock; those in front of them that are too long stay in front."""
+        passed: list[NDArray[np.void]] = []
+        chosen = np.zeros(0, _USE)
+        while self._left and not len(chosen) and sum(map(len, passed)) < _MOST_PASSED:
+            uses = self._left.popleft()
+            nbytes = uses["nbytes"][:_LISTED]
+            fit = np.flatnonzero(nbytes <= longest)[:_BATCH]
+            has_room = np.cumsum(nbytes[fit]) <= min(room, _BATCH_NBYTES)
+            has_room[:1] = True
+            fit = fit[has_room]
+            n = int(fit[-1]) + 1 if len(fit) else len(nbytes)
+            chosen = uses[fit]
+            passed.append(np.delete(uses[:n], fit))
+            if n < len(uses):
+                self._left.appendleft(uses[n:])
+        if any(map(len, passed)):
+            self._left.appendleft(np.concatenate(passed))
+        return chosen
 
     def add(self, uses: NDArray[np.void]) -> None:
         """Have these handed over before the rest."""
@@ -277,6 +294,7 @@ class Drainer:
             if cursor == 0:
                 break
         uses = np.concatenate(parts)
+        uses["nbytes"] = self._pool.block_nbytes(uses["nbytes"])  # what a page takes wherever it comes
         return uses[np.argsort(uses["stamp"], kind="stable")[::-1]]
 
     def _receivers(self, asked: set[tuple[int, int]], deadline: float) -> list[_Receiver]:
@@ -314,8 +332,9 @@ class Drainer:
 
     def _fill(self, work: _Work, receiver: _Receiver, until: float, *, may_replace: bool) -> None:
         """Hand pages to one node until it has no more room, or the time is over."""
+        longest = self._pool.nbytes
         while not receiver.refusal and (left := until - time.monotonic()) > 0:
-            uses = work.take(receiver.room(may_replace=may_replace), until)
+            uses = work.take(receiver.room(may_replace=may_replace), longest, until)
             if not len(uses):
                 return
             given_back = uses
@@ -328,8 +347,8 @@ class Drainer:
             receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN))).sum())
             if np.isin(outcomes, _LATE).any():
                 receiver.refusal = receiver.refusal or "it did not bring them in time"
-            if (outcomes == PrefetchOutcome.NO_ROOM).any():
-                return
+            if len(refused := uses["nbytes"][outcomes == PrefetchOutcome.NO_ROOM]):
+                longest = int(refused.max()) - 1  # shorter ones may have a place
 
     def _offer(
         self, receiver: _Receiver, uses: NDArray[np.void], seconds: float, *, may_replace: bool

@@ -38,8 +38,8 @@ def start() -> Iterator[Callable[..., Node]]:
         node.close()
 
 
-def published(node: Node, keys: list[str] = KEYS) -> int:
-    memory = np.zeros((len(keys), PAGE), np.uint8)
+def published(node: Node, keys: list[str] = KEYS, nbytes: int = PAGE) -> int:
+    memory = np.zeros((len(keys), nbytes), np.uint8)
     pages.fill(memory, keys)
     with node.register_memory(memory):
         return sum(
@@ -138,6 +138,33 @@ def test_free_room_comes_first(start: Callable[..., Node]) -> None:
     assert node.drain(10.0).receivers == {"empty": len(KEYS)}
     assert all(in_pool(full, theirs))
     assert found(empty) == len(KEYS)
+
+
+def test_a_page_that_a_node_has_no_room_for_does_not_keep_it_from_shorter_ones(
+    start: Callable[..., Node],
+) -> None:
+    node, small = start("node"), start("small", pool_size=16 * PAGE)
+    keys = KEYS[:12]
+    assert published(node, keys) == len(keys)
+    assert published(node, ["long one", "long two"], nbytes=20 * PAGE) == 2  # used last
+    large = start("large", pool_size=20 * PAGE)
+    theirs = [f"large {i}" for i in range(20)]
+    assert published(large, theirs) == 20  # whose place pages may take, but not so long ones
+    drained = node.drain(10.0)
+    assert drained.receivers == {"small": len(keys)}
+    assert (left(drained), drained.reason) == (2, "the others have no room for more")
+    assert all(in_pool(small, keys))
+    assert all(in_pool(large, theirs))
+
+
+def test_pages_are_counted_as_the_room_that_they_take(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other", pool_size=16 * PAGE)
+    mixed = [*(f"short {i}" for i in range(8)), *(f"long {i}" for i in range(8))]
+    assert published(node, mixed[8:], nbytes=3 * PAGE + 8) == 8
+    assert published(node, mixed[:8], nbytes=8) == 8
+    drained = node.drain(10.0)
+    # 8 blocks for the short ones, which were used last, and the rest for two of the others
+    assert (drained.receivers, sum(in_pool(other, mixed))) == ({"other": 10}, 10)
 
 
 def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
