@@ -59,10 +59,13 @@ class _Taken:
     def __init__(self) -> None:
         self._batches: list[Keys] = []
         self._n = self._n_touched = 0
+        self.nbytes = 0
+        """What they took of the pool when they came."""
 
-    def add(self, ids: Keys) -> bool:
+    def add(self, ids: Keys, nbytes: int) -> bool:
         """Remember more of them; whether they are twice as many as when they were put in order last."""
         self._batches.append(ids)
+        self.nbytes += nbytes
         self._n += len(ids)
         return self._n >= 2 * self._n_touched
 
@@ -142,7 +145,7 @@ class TakeOvers(Resource):
         with self._lock:
             self._replaceable[leaver] = self._replaceable.get(leaver, 0) - max(0, taken - free)
             here = self._taken.setdefault(leaver, _Taken())
-            is_due = here.add(ids[is_brought])
+            is_due = here.add(ids[is_brought], taken)
         if is_due:
             self._put_in_order(here)
         return outcomes
@@ -158,7 +161,8 @@ class TakeOvers(Resource):
         return max(0, stats["capacity"] - stats["used"])
 
     def _may_replace(self, leaver: tuple[int, int]) -> int:
-        """Return how many bytes of pages that are here may go for those of a leaver."""
+        """Return how many bytes of pages that are here may go for those of a leaver, which are none of its own."""
+        used = self._receiver.pool.stats()["used"]
         members = self._receiver.members()
         present = {(member.key, member.boot_epoch) for member in members.values()}
         # Those with a pool, this one and the leaver among them: all of the cluster that its pages are shared out over.
@@ -168,7 +172,8 @@ class TakeOvers(Resource):
             self._taken = {who: taken for who, taken in self._taken.items() if who in present}
             if leaver not in self._replaceable and leaver in present:
                 self._replaceable[leaver] = self._receiver.pool.largest_page // n_pools
-            return max(0, self._replaceable.get(leaver, 0))
+            own = self._taken[leaver].nbytes if leaver in self._taken else 0
+            return max(0, min(self._replaceable.get(leaver, 0), used - own))
 
     def _let_go(self, body: bytes) -> bytes:
         """Take the guests of a leaver for own pages; answer how many there were."""

@@ -167,6 +167,18 @@ def test_pages_are_counted_as_the_room_that_they_take(start: Callable[..., Node]
     assert (drained.receivers, sum(in_pool(other, mixed))) == ({"other": 10}, 10)
 
 
+def test_pages_of_a_leaver_do_not_take_each_others_place(start: Callable[..., Node]) -> None:
+    """Those that were used last would go for those that were used first, and both would count as handed over."""
+    node, other = start("node"), start("other", pool_size=16 * PAGE)
+    theirs = [f"other {i}" for i in range(4)]
+    assert published(other, theirs) == len(theirs)
+    assert published(node) == len(KEYS)
+    drained = node.drain(10.0)
+    assert (drained.n_handed_over, drained.n_adopted) == (16, 16)
+    assert in_pool(other) == [False] * 24 + [True] * 16
+    assert not any(in_pool(other, theirs))
+
+
 def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
     start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
