@@ -84,8 +84,9 @@ def run_until_ended(config: Config) -> None:
 
 def _drained(node: Node, ending: EndingSignals) -> Drained | None:
     """Have the node hand its pages over, if it has not yet; None if it has none, or another signal came first."""
-    # where a keeper has the pages now, the next life of this node goes on with them; tenants' pages it does not have
-    is_kept = node.counters().get("p2pkv_pool_is_kept") == 1
+    # where a keeper has the pages now, the next life of this node goes on with them, unless it was told to hand them
+    # over: then it leaves none. Tenants' pages the keeper does not have
+    is_kept = node.counters().get("p2pkv_pool_is_kept") == 1 and node.draining_within is None
     is_own = bool(node.config.pool_nbytes) and not is_kept
     nodes = [node] if is_own else [node.tenant(name) for name in node.config.tenants_by_name]
     if node.config.drain and node.drained is None:

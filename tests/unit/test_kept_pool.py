@@ -15,6 +15,8 @@ import pytest
 from can_encrypt import needs_libcrypto
 from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv.cli.node import _drained
+from p2pkv.cli.signals import EndingSignals
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.errors import ConfigError
@@ -324,6 +326,36 @@ def test_a_node_that_has_drained_leaves_nothing(keeper: str) -> None:
     with Node.start(config(keeper)) as second:
         assert adopted(second) == 0
         assert fetch(second, KEYS) == 0
+
+
+def test_a_drain_that_is_under_way_is_waited_for_though_a_keeper_has_the_pages(
+    keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves none to a successor once it was told to drain: when it is told to end then, others must have them."""
+    with (
+        Node.start(config(keeper)) as node,
+        Node.start(Config(node_id="other", pool_size="4MiB", join=node.address, deadline=20.0)) as other,
+    ):
+        publish(node, KEYS)
+        wait_known(node, other)
+        assert other._parts.caching is not None
+        prefetcher = other._parts.caching.prefetcher
+        was_asked, may_go_on, read = threading.Event(), threading.Event(), prefetcher._read
+
+        def held(*arguments: object) -> object:
+            was_asked.set()
+            assert may_go_on.wait(30.0)
+            return read(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(prefetcher, "_read", held)
+        node.begin_drain(30.0)
+        assert was_asked.wait(30.0)
+        with EndingSignals() as ending:
+            monkeypatch.setattr(ending, "wait", lambda timeout, *, times: may_go_on.set())
+            drained = _drained(node, ending)
+        may_go_on.set()
+        assert drained is not None
+        assert drained.receivers == {"other": len(KEYS)}
 
 
 def test_a_node_that_has_drained_closes_though_its_keeper_has_gone(
