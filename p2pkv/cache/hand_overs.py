@@ -15,6 +15,7 @@ from p2pkv.cache.prefetcher import Prefetcher
 from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import MAX_ENTRIES, U32, Kind, ReplyStatus
 from p2pkv.directory.view import Member
+from p2pkv.errors import ClosedError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
 from p2pkv.page import KEY_BYTES, Keys, Namespace
@@ -27,6 +28,7 @@ _TAKE_S = 60.0
 _PREFETCH_S = 60.0
 """How long what was handed over may take."""
 _ANOTHER_NAMESPACE = "its pages are of another namespace, or of another epoch of it"
+_CLOSING = "it is being closed"
 _TOO_MANY = "as many prefetches wait there as it takes"
 
 
@@ -96,6 +98,8 @@ class HandOvers(Resource):
             route, body = event
             try:
                 refusal = self._take(body)
+            except ClosedError:
+                refusal = _CLOSING
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next one is another
                 self._log.error(type(error).__name__, "pages handed over were not taken", exc_info=error)
                 refusal = f"it failed: {type(error).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -334,6 +335,17 @@ def test_a_hand_over_is_refused_with_the_reason(start: Callable[..., Node]) -> N
     assert owner.hand_over(KEYS, "other").refusal == "as many prefetches wait there as it takes"
     for prefetch in busy:
         prefetch.close()
+
+
+def test_who_is_being_closed_refuses_a_hand_over_and_has_not_failed(
+    start: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, other = start("owner"), start("other")
+    published(owner)
+    assert other._parts.caching is not None
+    other._parts.caching.prefetcher.stop()  # as the first that a close does
+    assert owner.hand_over(KEYS, "other").refusal == "it is being closed"
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_malformed_words_of_guests_change_nothing(start: Callable[..., Node]) -> None:
