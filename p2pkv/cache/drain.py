@@ -45,6 +45,8 @@ _MOST_PASSED = 1 << 16
 _AT_ONCE = 8
 """So many nodes take pages over at the same time."""
 _ASK_S = 1.0
+_MOST_ASKED = 64
+"""So often those are asked again who don't answer; where that costs no time, since nothing can be sent, it must end."""
 _ANSWER_S = 5.0
 """What a batch may take; who has not answered by then is asked no more."""
 _ITS_SHARE = 0.9
@@ -245,15 +247,17 @@ class Drainer:
         uses = self._hottest()
         work = _Work(uses)
         asked: set[tuple[int, int]] = set()
-        receivers = self._receivers(asked, min(until, began + _ASK_S)) if len(uses) and seconds > 0 else []
         pages_until = until - min(_LET_GO_S, _LET_GO_SHARE * seconds)
+        receivers = self._receivers(asked, pages_until) if len(uses) and seconds > 0 else []
         # Into free room first, wherever that is: it costs nobody a page.
         self._hand_out(work, receivers, pages_until, may_replace=False)
         if receivers and work.has_some:
             # Who was restarted just before this node leaves has most room, and may have become known meanwhile only.
-            receivers += self._receivers(asked, min(pages_until, time.monotonic() + _ASK_S))
+            receivers += self._receivers(asked, pages_until)
             self._hand_out(work, receivers, pages_until, may_replace=False)
         self._hand_out(work, receivers, pages_until, may_replace=True)
+        if seconds > 0:
+            receivers += self._hand_out_to_late(work, asked, pages_until)
         if self._doubt_the_silent(work, receivers):
             self._hand_out(work, receivers, pages_until, may_replace=True)
         n_handed_over = sum(receiver.n_taken for receiver in receivers)
@@ -271,6 +275,18 @@ class Drainer:
             reason=_why_left(receivers, is_over=time.monotonic() >= pages_until) if n_left else "",
             seconds=time.monotonic() - began,
         )
+
+    def _hand_out_to_late(self, work: _Work, asked: set[tuple[int, int]], until: float) -> list[_Receiver]:
+        """Have those take what is left who had not answered, since their interpreter was held, say; return them."""
+        receivers: list[_Receiver] = []
+        for _ in range(_MOST_ASKED):
+            if not (work.has_some and self._unasked(asked)) or time.monotonic() >= until:
+                break
+            late = self._receivers(asked, until)
+            for may_replace in (False, True):
+                self._hand_out(work, late, until, may_replace=may_replace)
+            receivers += late
+        return receivers
 
     def _doubt_the_silent(self, work: _Work, receivers: Sequence[_Receiver]) -> bool:
         """Let others have what was taken by those who are gone, or did not answer; whether there is any."""
@@ -297,19 +313,27 @@ class Drainer:
         uses["nbytes"] = self._pool.block_nbytes(uses["nbytes"])  # what a page takes wherever it comes
         return uses[np.argsort(uses["stamp"], kind="stable")[::-1]]
 
-    def _receivers(self, asked: set[tuple[int, int]], deadline: float) -> list[_Receiver]:
-        """Return who of those not ``asked`` yet would take pages over, those with most room first."""
-        those = [
+    def _unasked(self, asked: set[tuple[int, int]]) -> list[Member]:
+        """Return who may have room and has not answered yet."""
+        return [
             m
             for m in self._members().values()
             if m.weight > 0 and not m.is_draining and (m.key, m.boot_epoch) not in asked
         ]
-        asked.update((m.key, m.boot_epoch) for m in those)
+
+    def _receivers(self, asked: set[tuple[int, int]], until: float) -> list[_Receiver]:
+        """Return who of those that have not been ``asked`` would take pages over, those with most room first.
+
+        Who does not answer within a second counts as not asked.
+        """
+        those = self._unasked(asked)
+        deadline = min(until, time.monotonic() + _ASK_S)
         receivers = []
         with self._client.send([self._request(m, b"", 0.0, may_replace=False) for m in those]) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
                 receiver = _Receiver(those[index])
                 receivers.append(receiver)
+                asked.add((those[index].key, those[index].boot_epoch))
                 if not reply.ok:
                     receiver.refusal = _refusal(reply.status, reply.body)
                 elif len(reply.body) == 2 * U64.size:

@@ -197,6 +197,40 @@ def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
     assert found(late) == len(KEYS)
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_who_answers_late_is_asked_again(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    """One thread of the interpreter answers, which an engine may hold for longer than a question waits."""
+    monkeypatch.setattr("p2pkv.cache.drain._ASK_S", 0.5)
+    node, held = start("node"), start("held")
+    if not is_alone:
+        full = start("full", pool_size=16 * PAGE)
+        published(full, [f"full {i}" for i in range(16)])
+    published(node)
+    caching, others = node._parts.caching, held._parts.caching
+    assert caching is not None
+    assert others is not None
+    may_answer, pool = threading.Event(), others.pool
+    stats, unasked, n_asked = pool.stats, caching.drainer._unasked, iter(range(1000))
+
+    def waits() -> dict[str, int]:
+        if threading.current_thread().name == "p2pkv-take_over":
+            assert may_answer.wait(30.0)
+        return stats()
+
+    def asked_again(*arguments: object) -> object:
+        if next(n_asked) == 2:
+            may_answer.set()
+        return unasked(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pool, "stats", waits)
+    monkeypatch.setattr(caching.drainer, "_unasked", asked_again)
+    drained = node.drain(20.0)
+    may_answer.set()
+    assert (drained.receivers.get("held"), left(drained)) == (len(KEYS) - drained.receivers.get("full", 0), 0)
+
+
 def test_what_others_have_is_not_put_again(start: Callable[..., Node]) -> None:
     node, other = start("node"), start("other")
     published(node)
