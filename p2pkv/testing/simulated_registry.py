@@ -194,6 +194,9 @@ class SimulatedStore(Store):
         if there is not None and there.version == self._own:
             self._server.write(name, None, self._clock.now)
 
+    def leave_server(self) -> None:
+        """Do nothing: there is one."""
+
     def interrupt(self) -> None:
         pass
 

@@ -137,6 +137,9 @@ class EtcdStore(Store):
             with suppress(_LeaseGoneError):
                 self._ask("lease/revoke", {"ID": lease}, time.monotonic() + timeout)
 
+    def leave_server(self) -> None:
+        self._calls.next_server()
+
     def interrupt(self) -> None:
         self._calls.interrupt()
 
@@ -196,11 +199,12 @@ class EtcdStore(Store):
         raise RegistryError(f"{server} has ended the watch{f': {reason}' if reason else ''}")
 
     def _refused(self, answer: Answer) -> RegistryError:
-        """Return what a server's refusal means. A server that can't do anything now is left for the next."""
+        """Return what a refusal means; after one that may be this server's alone the next is asked."""
         server, code = self._calls.server, answer.body.get("code", answer.body.get("grpc_code"))
         said = answer.body.get("message") or answer.body.get("error") or f"HTTP status {answer.status}"
         if code == _NOT_FOUND:
             return _LeaseGoneError(f"{server} knows nothing of the lease any more: {said}")
+        self._calls.next_server()
         if answer.status == 404:
             return RegistryError(
                 f"{server} answers, but not as etcd 3.4 or newer does (no /v3/): is it another service, or one that "
@@ -222,7 +226,6 @@ class EtcdStore(Store):
                 else "grant one of its roles readwrite there, with --prefix"
             )
             return RegistryError(f"{server} does not let {user} at {self._prefix.decode()}: {said}; {advice}")
-        self._calls.next_server()
         why = ""
         if self._url.cert and code == _UNAVAILABLE and any(word in str(said) for word in _OWN_CONNECTION):
             # the gateway is a client of its own server, with the server's certificate

@@ -186,6 +186,9 @@ class KubernetesStore(Store):
             if entry.value not in perhaps or self._delete(object_name, str(entry.version), until):
                 return
 
+    def leave_server(self) -> None:
+        self._calls.next_server()
+
     def interrupt(self) -> None:
         self._calls.interrupt()
 
@@ -248,6 +251,10 @@ class KubernetesStore(Store):
         server, said = self._calls.server, answer.body.get("message") or f"HTTP status {answer.status}"
         if answer.status == 410:
             return GapError(f"{server} has forgotten what came before: {said}")
+        if answer.status == 429:
+            self._not_before = time.monotonic() + answer.retry_after
+            return RegistryError(f"{server} has too much to do: {said}")
+        self._calls.next_server()
         if answer.status == 401:
             return RegistryError(
                 f"{server} does not know the token of {self._url.token_file}: {said}; is it this cluster's, and "
@@ -258,14 +265,10 @@ class KubernetesStore(Store):
                 f"{server} does not let this service account: {said}; its role needs get, list, watch, create, update "
                 "and delete on leases of coordination.k8s.io"
             )
-        if answer.status == 429:
-            self._not_before = time.monotonic() + answer.retry_after
-            return RegistryError(f"{server} has too much to do: {said}")
         if answer.status == 404:
             return RegistryError(
                 f"{server} has no leases in {self._path}: {said}; is the namespace right, and is it Kubernetes?"
             )
-        self._calls.next_server()
         return RegistryError(f"{server} can't do it: {said}")
 
     @staticmethod

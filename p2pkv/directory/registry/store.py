@@ -86,6 +86,10 @@ class Store(ABC):
         """Take away an entry that was put here, if it is still ours."""
 
     @abstractmethod
+    def leave_server(self) -> None:
+        """Ask another server from the next call on, if there is one: this one does not answer as it should."""
+
+    @abstractmethod
     def interrupt(self) -> None:
         """End the call under way, and every later one, with an error. From any thread."""
 
@@ -100,14 +104,19 @@ T = TypeVar("T")
 
 
 def understood(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Have a method that takes answers apart raise RegistryError for one that is not what it should be."""
+    """Have a method that takes answers apart raise RegistryError for one that is not what it should be.
+
+    Whoever gave it may be another service, while the store's other servers are what they should be.
+    """
 
     @functools.wraps(method)
     def call(store: S, /, *arguments: P.args, **options: P.kwargs) -> T:
         try:
             return method(store, *arguments, **options)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-            raise RegistryError(f"{store.server} answers what it should not: {error!r}"[:500]) from error
+            failure = RegistryError(f"{store.server} answers what it should not: {error!r}"[:500])
+            store.leave_server()
+            raise failure from error
 
     return call
 

@@ -1,0 +1,106 @@
+"""One of a store's servers is another service, or refuses what the others allow: these are asked."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from certificates import Authority, needs_openssl
+from p2pkv.directory.registry.etcd import EtcdStore
+from p2pkv.directory.registry.kubernetes import KubernetesStore
+from p2pkv.directory.registry.store import Store
+from p2pkv.errors import RegistryError
+from p2pkv.store_url import read_store_url
+
+NOTHING = {"header": {"revision": "5"}, "metadata": {"resourceVersion": "5"}, "items": []}
+"""What both kinds of store say of no records."""
+ODD = {
+    "an old etcd": (404, {"message": "page not found"}),
+    "another service": (200, {"status": "ok"}),
+    "one of another secret": (401, {"code": 16, "message": "invalid auth token"}),
+    "one with other rights": (403, {"code": 7, "message": "permission denied"}),
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers everything with one status and body."""
+
+    daemon_threads = True
+
+    def __init__(self, tls: ssl.SSLContext | None, status: int, body: object) -> None:
+        self.n_asked = 0
+        outer, text = self, json.dumps(body).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                outer.n_asked += 1
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = answer  # noqa: N815 - the base class's names
+
+            def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture(params=[EtcdStore, KubernetesStore])
+def store_of(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Store]]:
+    """Make a store of servers that answer so, as (status, body)."""
+    kind: type[EtcdStore | KubernetesStore] = request.param
+    tls, options, scheme = None, "", "etcd"
+    if kind is KubernetesStore:
+        authority = Authority(tmp_path, "ours")
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(*authority.issue("server"))
+        (tmp_path / "token").write_text("token")
+        options = f"?ca={authority.ca}&token_file={tmp_path / 'token'}&namespace=n"
+        scheme = "kubernetes"
+    with ExitStack() as undo:
+
+        def make(*answers: tuple[int, object]) -> Store:
+            servers = [Server(tls, *answer) for answer in answers]
+            for server in servers:
+                undo.callback(server.server_close)
+                undo.callback(server.shutdown)
+            url = f"{scheme}://{','.join(server.address for server in servers)}{options}"
+            store = kind(read_store_url(url), "c")
+            undo.callback(store.close)
+            return store
+
+        yield make
+
+
+@needs_openssl
+@pytest.mark.parametrize("what", ODD)
+def test_the_next_server_is_asked_where_one_is_not_what_it_should_be(
+    what: str, store_of: Callable[..., Store]
+) -> None:
+    store = store_of(ODD[what], (200, NOTHING), (200, NOTHING))
+    n_failed = 0
+    for _ in range(2):  # whichever was drawn to be the first
+        for _ in range(3):
+            try:
+                assert store.read_all(10.0).version == 5
+                store.leave_server()
+            except RegistryError:
+                n_failed += 1
+    assert n_failed == 2, "it is asked in its turn, and never again before the others"
