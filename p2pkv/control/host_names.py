@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _FRESH_S = 30.0
 """Until a name is looked up again; meanwhile, and for as long as that takes, what it was last is used."""
 _RETRY_S = 2.0
-"""The same for a name that nobody knew."""
+"""The same for a name that nobody knew, or by which nobody answers: its host may have another number by now."""
 _MAX_LOOK_UPS = 16
 """Under way at a time: addresses come from peers too."""
 _MAX_NAMES = 4096
@@ -50,6 +50,7 @@ class Names:
         self._lock = threading.Lock()  # guards all below
         self._found: dict[str, list[str]] = {}
         self._due: dict[str, float] = {}
+        self._looked_up_at: dict[str, float] = {}
         self._under_way: dict[str, threading.Event] = {}
 
     def numeric(self, address: str) -> str | None:
@@ -68,6 +69,22 @@ class Names:
                 self._begin(host)
                 hosts = self._found.get(host, [])
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+
+    def doubt(self, address: str) -> None:
+        """Have the name in an address by which nobody answers looked up again soon; until then it is what it was last.
+
+        A node that was started again on another host, under a name that it has kept, would else be taken for dead, and
+        come back, as often as that fits into the time that a name is believed for.
+        """
+        try:
+            host, _ = split_address("address", address)
+        except ConfigError:
+            return
+        with self._lock:
+            looked_up_at = self._looked_up_at.get(host)
+            if looked_up_at is not None:
+                self._due[host] = min(self._due[host], looked_up_at + _RETRY_S)
+                self._begin(host)
 
     def wait_for(self, addresses: Iterable[str], timeout: float) -> None:
         """Wait until the names among ``addresses`` have been looked up, at most ``timeout`` seconds."""
@@ -90,6 +107,7 @@ class Names:
         if host not in self._due and len(self._due) >= _MAX_NAMES:
             self._due.clear()
             self._found.clear()
+            self._looked_up_at.clear()
         self._under_way[host] = threading.Event()
         try:
             threading.Thread(target=self._run, args=(host,), name="p2pkv-names", daemon=True).start()
@@ -105,7 +123,8 @@ class Names:
             problem = error
         with self._lock:
             is_news = problem is not None and host not in self._due
-            self._due[host] = time.monotonic() + (self._fresh_s if numbers else _RETRY_S)
+            now = self._looked_up_at[host] = time.monotonic()
+            self._due[host] = now + (self._fresh_s if numbers else _RETRY_S)
             if numbers:
                 self._found[host] = numbers
             self._under_way.pop(host).set()

@@ -98,10 +98,14 @@ class PatientLines:
                     self._late.append(answer)
             # looked at before the time, or who could not run for a while would miss what has long been there
             if left <= 0 or wanted.keys().isdisjoint(self._open):
-                return out
+                break
             if meanwhile is not None:
                 meanwhile()
             left = max(0.0, now + timeout - time.monotonic())
+        for request, reply in zip(requests, out, strict=True):
+            if reply is None:
+                self._client.note_silent(request.address)
+        return out
 
     def late(self) -> list[LateAnswer]:
         """Return what has come since it was asked for last, the newest 1,024 at most. Never blocks."""

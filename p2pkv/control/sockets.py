@@ -291,6 +291,10 @@ class ControlClient:
         if self._keys.accepted:
             self.forget(address)
 
+    def note_silent(self, address: str) -> None:
+        """Take notice that nobody has answered there in time: its name may stand for another host by now."""
+        self._names.doubt(address)
+
 
 class Calls:
     """Requests under way. Used by one thread; leaving the ``with`` block gives up those not answered.
@@ -402,6 +406,7 @@ class Calls:
         for socket in self._pending:
             socket.close()
         for index in {index for index, _, _ in self._pending.values()}:
+            self._client.note_silent(self._requests[index].address)
             self._client.doubt(self._requests[index].address)
         self._pending.clear()
 

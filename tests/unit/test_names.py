@@ -11,10 +11,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import zmq
 
 from cluster import eventually
-from p2pkv import Config, Node
+from p2pkv import Config, Node, _native
 from p2pkv.control.host_names import Names
+from p2pkv.control.patience import PatientLines
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.sockets import ControlClient, ControlServer, Request, Socket
+from p2pkv.control.wire import Kind
+from p2pkv.directory.view import node_key
 from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.ports import free_port
 
@@ -87,6 +93,66 @@ def test_a_name_nobody_knows_is_asked_for_again(monkeypatch: pytest.MonkeyPatch)
     names = Names(resolve)
     assert names.numeric("late:1") is None
     eventually(lambda: names.numeric("late:1") == "10.0.0.1:1", 5.0)
+
+
+def test_a_name_by_which_nobody_answers_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.control.host_names._RETRY_S", 0.01)
+    numbers = ["10.0.0.1"]
+    names = Names(lambda _: list(numbers), fresh_s=3600.0)
+    names.doubt("moved:1")  # nobody has used it yet
+    names.wait_for(["moved:1"], 10.0)
+    assert names.numeric("moved:1") == "10.0.0.1:1"
+    numbers[:] = ["10.0.0.2"]
+
+    def is_found() -> bool:
+        names.doubt("moved:1")
+        return names.numeric("moved:1") == "10.0.0.2:1"
+
+    eventually(is_found, 10.0)
+
+
+def test_who_is_often_doubted_is_not_asked_for_more_often_than_who_is_unknown() -> None:
+    asked: list[str] = []
+
+    def resolve(host: str) -> list[str]:
+        asked.append(host)
+        return ["10.0.0.1"]
+
+    names = Names(resolve)
+    names.wait_for(["moved:1"], 10.0)
+    for _ in range(100):
+        names.doubt("moved:1")
+    assert asked == ["moved"]
+    names.doubt("10.0.0.1:1")
+    names.doubt("no address")
+
+
+@pytest.mark.parametrize("kind", ["calls", "patient lines"])
+def test_a_node_that_is_elsewhere_by_now_is_found_soon(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.control.host_names._RETRY_S", 0.01)
+    keys = ClusterKeys(*zmq.curve_keypair())
+    context: zmq.Context[Socket] = zmq.Context()
+    server = ControlServer(context, keys, "127.0.0.1:0", _native.Shard(1024))
+    server.loop.announce(node_key("server"), 17)
+    server.start()
+    numbers = ["127.0.0.77"]
+    names = Names(lambda _: list(numbers), fresh_s=3600.0)
+    client = ControlClient(context, keys, names)
+    lines = PatientLines(client)
+    request = Request(f"moved.test:{server.address.rpartition(':')[2]}", Kind.PROBE)
+    names.wait_for([request.address], 10.0)
+
+    def answers() -> bool:
+        if kind == "calls":
+            return client.ask(request, 0.1) is not None
+        return lines.ask([request], 0.1) != [None]
+
+    assert not answers()
+    numbers[:] = ["127.0.0.1"]
+    eventually(answers, 15.0)  # a name is believed for 30 s
+    client.close()
+    server.close()
+    context.destroy(0)
 
 
 def test_peers_cannot_have_any_number_of_names_looked_up() -> None:
