@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -30,6 +30,10 @@ _MOST_IDLE = 64
 """Kept a node; as many threads can ask it at once without a new one."""
 _UNUSED_S = 60.0
 """After that a channel is closed, but for one a node: owners have a limit on all that they serve."""
+_LAST_UNUSED_S = 600.0
+"""After that the last one to a node closes too, but to one with a seat, which any look-up may ask: a node would else
+have one to each that ever had a page it looked for. It is a guess: the next question to that node goes over the control
+socket, which takes three times as long."""
 _OPENERS = 4
 """Threads, so that a node which does not answer holds up few others."""
 
@@ -50,8 +54,12 @@ class _Failed(NamedTuple):
 class DirectoryChannels:
     """Thread-safe. Threads of its own open what was missing, from the first call until :meth:`close`."""
 
-    def __init__(self, connect: Connect, clock: Clock | None = None) -> None:
+    def __init__(
+        self, connect: Connect, seated: Callable[[], Iterable[Member]], clock: Clock | None = None
+    ) -> None:
+        """``seated`` returns those who hold entries of the directory now."""
         self._connect = connect
+        self._seated = seated
         self._clock: Clock = clock or SystemClock()
         # Guards all below. Taken by itself and not through the condition, whose `with` is Python: an exception of a
         # signal's handler in the middle of that would leave it locked.
@@ -187,20 +195,21 @@ class DirectoryChannels:
 
     def _open_wanted(self) -> None:
         while True:
+            member: Member | None = None
             with self._lock:
-                if not self._changed.wait_for(lambda: self._wanted or self._closed, _UNUSED_S / 2):
-                    self._close_unused()
-                    continue
+                is_wanted = self._changed.wait_for(lambda: self._wanted or self._closed, _UNUSED_S / 2)
                 if self._closed:
                     return
-                node_id = next(iter(self._wanted))
-                member = self._wanted.pop(node_id)
-                self._opening.add(node_id)
-            problem = self._open(member)
-            with self._lock:
-                self._opening.discard(node_id)
-                self._note(node_id, problem)
-                self._close_unused()
+                if is_wanted:
+                    node_id = next(iter(self._wanted))
+                    member = self._wanted.pop(node_id)
+                    self._opening.add(node_id)
+            if member is not None:
+                problem = self._open(member)
+                with self._lock:
+                    self._opening.discard(member.node_id)
+                    self._note(member.node_id, problem)
+            self._close_unused()
 
     def _note(self, node_id: str, problem: str | None) -> None:
         """Remember whether a channel could be opened, and complain the first time that it could not."""
@@ -215,9 +224,13 @@ class DirectoryChannels:
             )
 
     def _close_unused(self) -> None:
-        long_ago = self._clock.monotonic() - _UNUSED_S
-        for idle in self._idle.values():
-            idle[:-1] = [each for each in idle[:-1] if each.since > long_ago]
+        now = self._clock.monotonic()
+        stays = {member.node_id for member in self._seated()}
+        with self._lock:
+            for node_id, idle in list(self._idle.items()):
+                idle[:-1] = [each for each in idle[:-1] if each.since > now - _UNUSED_S]
+                if node_id not in stays and all(each.since <= now - _LAST_UNUSED_S for each in idle):
+                    del self._idle[node_id]
 
     def _open(self, member: Member) -> str | None:
         """Open one channel; say what was in the way."""

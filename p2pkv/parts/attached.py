@@ -180,7 +180,7 @@ class AttachedParts:
         self.registrar = SharingRegistrar(Registrar(self.registrations, self.devices), self.own_host)
 
     def _open_directory(self, undo: ExitStack, handshakes: Handshakes) -> None:
-        self.channels = DirectoryChannels(handshakes.connect)
+        self.channels = DirectoryChannels(handshakes.connect, lambda: self.directory.ring.seated)
         undo.callback(self.channels.close)
         self._shard = _native.Shard(1 << 10)  # of no ring, so that it has no entries
         self._other_holders = _native.OtherHolders(OTHER_HOLDERS) if self._config.hedge else None

@@ -82,7 +82,7 @@ class CacheParts:
             raise ConfigError(f"cannot serve the directory: {error}{config.ports_advice}") from error
         undo.callback(self.directory_server.close)
         control.server.loop.serve_directory(self.directory_server)
-        self.channels = DirectoryChannels(control.handshakes.connect)
+        self.channels = DirectoryChannels(control.handshakes.connect, lambda: self.directory.ring.seated)
         undo.callback(self.channels.close)
         self._other_holders = _native.OtherHolders(OTHER_HOLDERS) if config.hedge else None
         self.directory = DirectoryClient(

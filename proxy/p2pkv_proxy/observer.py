@@ -51,7 +51,7 @@ class DirectoryObserver:
             self._client = ControlClient(context, keys)
             undo.callback(self._client.close)
             self._lookout = Lookout(join, self._client)
-            channels = DirectoryChannels(self._connect)
+            channels = DirectoryChannels(self._connect, lambda: self._directory.ring.seated)
             undo.callback(channels.close)
             self._directory = DirectoryClient(
                 own_key=_NOBODY,

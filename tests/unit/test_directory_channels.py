@@ -70,6 +70,11 @@ def test_where_no_channel_leads_the_control_socket_does(pair: Pair, caplog: pyte
     assert caplog.text.count("no directory channel to owner") == 1
 
 
+def nobody() -> tuple[Member, ...]:
+    """Hold no entries of the directory."""
+    return ()
+
+
 class Owner:
     """A shard with a door, and what a control plane would answer for it."""
 
@@ -87,7 +92,7 @@ class Owner:
 def test_a_node_that_refuses_a_channel_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     owner = Owner()
     clock = SimulatedClock(100.0)
-    channels = DirectoryChannels(owner.refuse, clock)
+    channels = DirectoryChannels(owner.refuse, nobody, clock)
     channels.set_view(View([owner.member]))
     assert channels.borrow([owner.member]) == [None]
     eventually(lambda: "its shard is asked over the control socket: not today" in caplog.text, 5.0)
@@ -110,7 +115,7 @@ def test_closing_ends_a_wait_for_a_handshake_nobody_answers() -> None:
         asked.set()
         closing.wait(60.0)
 
-    channels = DirectoryChannels(answer_late)
+    channels = DirectoryChannels(answer_late, nobody)
     channels.set_view(View([owner.member]))
     assert channels.borrow([owner.member]) == [None]
     assert asked.wait(60.0)
@@ -218,7 +223,7 @@ class _Channel:
 
 
 def test_a_lease_that_no_channel_is_free_for_is_released_by_the_next() -> None:
-    channels = DirectoryChannels(lambda *_: None)
+    channels = DirectoryChannels(lambda *_: None, nobody)
     member = Member("owner", 7, "127.0.0.1:1")
     channels.set_view(View([member]))
     channel = _Channel()
@@ -244,7 +249,7 @@ def test_everybody_whom_no_channel_leads_to_is_asked_for_one_at_once() -> None:
     def refuse(member: Member, *_: object) -> None:
         asked.add(member.node_id)
 
-    channels = DirectoryChannels(refuse)
+    channels = DirectoryChannels(refuse, nobody)
     channels.set_view(View(members))
     assert channels.borrow(members) == [None] * len(members)
     eventually(lambda: len(asked) == len(members), 10.0)
@@ -253,7 +258,7 @@ def test_everybody_whom_no_channel_leads_to_is_asked_for_one_at_once() -> None:
 
 def test_channels_unused_for_long_are_closed_but_for_one() -> None:
     clock = SimulatedClock(100.0)
-    channels = DirectoryChannels(lambda *_: None, clock)
+    channels = DirectoryChannels(lambda *_: None, nobody, clock)
     member = Member("owner", 7, "127.0.0.1:1")
     channels.set_view(View([member]))
     for _ in range(3):
@@ -264,4 +269,31 @@ def test_channels_unused_for_long_are_closed_but_for_one() -> None:
     assert borrowed[0] is not None
     assert borrowed[1] is None
     channels.give_back([member], borrowed[:1], [True])  # type: ignore[arg-type]
+    channels.close()
+
+
+def test_the_last_channel_to_who_holds_no_entries_closes_when_it_is_unused_for_longer() -> None:
+    clock = SimulatedClock(100.0)
+    seated, holder = Member("seated", 7, "127.0.0.1:1"), Member("holder", 7, "127.0.0.1:2")
+    channels = DirectoryChannels(lambda *_: None, lambda: [seated], clock)
+    channels.set_view(View([seated, holder]))
+
+    def is_there(member: Member) -> bool:
+        (channel,) = channels.borrow([member])
+        if channel is not None:
+            channels.give_back([member], [channel], [True])
+        return channel is not None
+
+    for member in (seated, holder):
+        channels.give_back([member], [_Channel()], [True])  # type: ignore[list-item]
+    clock.now += 590.0
+    channels._close_unused()
+    assert is_there(holder), "it was used ten minutes ago"
+    clock.now += 590.0
+    channels._close_unused()
+    assert is_there(holder), "it was used since"
+    clock.now += 610.0
+    channels._close_unused()
+    assert not is_there(holder)
+    assert is_there(seated), "any look-up may ask who has a seat"
     channels.close()
