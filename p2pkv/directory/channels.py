@@ -189,8 +189,11 @@ class DirectoryChannels:
         self._wanted[member.node_id] = member
         if len(self._openers) < min(len(self._wanted), _OPENERS):
             opener = threading.Thread(target=self._open_wanted, name="p2pkv-channels", daemon=True)
+            try:
+                opener.start()
+            except RuntimeError:
+                return  # no thread is to be had now: the control socket is asked, and the next call tries once more
             self._openers.append(opener)
-            opener.start()
         self._changed.notify_all()
 
     def _open_wanted(self) -> None:

@@ -297,3 +297,25 @@ def test_the_last_channel_to_who_holds_no_entries_closes_when_it_is_unused_for_l
     assert not is_there(holder)
     assert is_there(seated), "any look-up may ask who has a seat"
     channels.close()
+
+
+def test_without_a_thread_to_be_had_there_is_no_channel_and_the_next_call_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    asked: list[str] = []
+
+    def refuse(member: Member, *_: object) -> None:
+        asked.append(member.node_id)
+
+    member = Member("owner", 7, "127.0.0.1:1")
+    channels = DirectoryChannels(refuse, nobody)
+    channels.set_view(View([member]))
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none_left)
+        assert channels.borrow([member]) == [None]
+    assert channels.borrow([member]) == [None]
+    eventually(lambda: asked == ["owner"], 10.0)
+    channels.close()
