@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -52,6 +52,12 @@ _RECONNECT_MS = 500
 """How long ZMQ waits at most before it knocks again where nobody lets it in; it begins with its own 100 ms."""
 _IDLE_SOCKETS = 64
 """Kept a peer; as many threads can ask it at once without a new handshake."""
+_UNUSED_S = 600.0
+"""After that an idle socket is closed. Members are asked more often, however many there are, and who asks them forgets
+those that go. This is for what is nobody's address any more without that being known: a number that a join name stood
+for, a router's picture of nodes, an answer that came when its node had gone."""
+_LOOK_S = 60.0
+"""How often it is looked for these."""
 MAX_SOCKETS = 16384
 """Of a node's ZMQ context. ZMQ's own default, 1023, is less than a large cluster has members, each of which is probed
 over a socket of its own."""
@@ -167,16 +173,30 @@ class Line(NamedTuple):
     keys: ClusterKeys
 
 
+class _Idle(NamedTuple):
+    line: Line
+    since: float
+
+
 class ControlClient:
     """Asks peers. Thread-safe; blocks in :meth:`Calls.next` only, and never past what that is given."""
 
-    def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys, names: Names | None = None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        keys: ClusterKeys,
+        names: Names | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._names = names or Names()
         self._context = context
         self._keys = keys
+        self._now = now
         # guards _idle and is_closed; reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
-        self._idle: dict[str, list[Line]] = {}
+        self._idle: dict[str, list[_Idle]] = {}  # by address; those that were used last at the end
+        self._look_at = now() + _LOOK_S
         # The keys that a server has answered by, by its address; kept only where it may go by several. Guarded too.
         self._proven: dict[str, ClusterKeys] = {}
         self.is_closed = False
@@ -199,19 +219,19 @@ class ControlClient:
     def forget(self, address: str) -> None:
         """Close the idle sockets to a peer that is gone."""
         with self._lock:
-            lines = self._idle.pop(address, [])
+            idle = self._idle.pop(address, [])
             self._proven.pop(address, None)
-        for line in lines:
-            line.socket.close()
+        for each in idle:
+            each.line.socket.close()
 
     def close(self) -> None:
         """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`GLANCE_MS`."""
         with self._lock:
             self.is_closed = True
-            idle = [line for lines in self._idle.values() for line in lines]
+            idle = [each for those in self._idle.values() for each in those]
             self._idle.clear()
-        for line in idle:
-            line.socket.close()
+        for each in idle:
+            each.line.socket.close()
 
     @property
     def n_secrets(self) -> int:
@@ -237,7 +257,7 @@ class ControlClient:
             if self.is_closed:
                 raise ClosedError("the node is closed")
             if idle := self._idle.get(address):
-                return [idle.pop()]
+                return [idle.pop().line]
             proven = self._proven.get(address)
         if (numeric := self._names.numeric(address)) is None:
             return []
@@ -277,14 +297,31 @@ class ControlClient:
 
     def give_back(self, address: str, line: Line) -> None:
         """Take a line that has answered, and by which nothing is asked, for the next request."""
+        now, to_close = self._now(), [line]
         with self._lock:
-            idle = self._idle.setdefault(address, [])
-            if not self.is_closed and self._keys.accepted:
-                self._proven[address] = line.keys
-            if not self.is_closed and len(idle) < _IDLE_SOCKETS:
-                idle.append(line)
-                return
-        line.socket.close()
+            if not self.is_closed:
+                idle = self._idle.setdefault(address, [])
+                if self._keys.accepted:
+                    self._proven[address] = line.keys
+                if len(idle) < _IDLE_SOCKETS:
+                    idle.append(_Idle(line, now))
+                    to_close = []
+            if now >= self._look_at:
+                self._look_at = now + _LOOK_S
+                to_close += self._take_unused(now)
+        for unused in to_close:
+            unused.socket.close()
+
+    def _take_unused(self, now: float) -> list[Line]:
+        """With the lock: take out what was not used for long, and forget where nothing is left."""
+        unused: list[Line] = []
+        for address, idle in list(self._idle.items()):
+            unused += [each.line for each in idle if each.since + _UNUSED_S <= now]
+            idle[:] = [each for each in idle if each.since + _UNUSED_S > now]
+            if not idle:
+                del self._idle[address]
+                self._proven.pop(address, None)
+        return unused
 
     def doubt(self, address: str) -> None:
         """Find out anew by which secret it goes, if there are several: it may have been started again with another."""

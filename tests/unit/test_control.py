@@ -238,3 +238,18 @@ def test_a_second_address_is_served_too(plane: Plane) -> None:
     reply = plane.client().ask(Request(address, Kind.PROBE), 2.0)
     assert reply is not None
     assert reply.ok
+
+
+def test_a_socket_that_nobody_uses_is_closed_in_the_end(plane: Plane) -> None:
+    now = 100.0
+    client = ControlClient(plane.context, plane.keys, now=lambda: now)
+    plane.clients.append(client)
+    gone, there = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    for address in (gone, there):
+        assert plane.server.listen_also(address)
+        assert client.ask(Request(address, Kind.PROBE), 10.0) is not None
+    for _ in range(2):
+        now += 400.0
+        assert client.ask(Request(there, Kind.PROBE), 10.0) is not None
+    assert client.has_idle(there)
+    assert not client.has_idle(gone), "nothing has said that its node is gone"
