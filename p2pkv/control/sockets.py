@@ -58,6 +58,9 @@ those that go. This is for what is nobody's address any more without that being 
 for, a router's picture of nodes, an answer that came when its node had gone."""
 _LOOK_S = 60.0
 """How often it is looked for these."""
+_ANSWERS_QUEUED = 4
+"""Of one socket, of up to 1 MiB each; a peer that sends without being asked is read no further. By ZMQ's own default,
+1,000, it would take a GiB of this process's memory, a tenant's member that of the cluster around as well."""
 MAX_SOCKETS = 16384
 """Of a node's ZMQ context. ZMQ's own default, 1023, is less than a large cluster has members, each of which is probed
 over a socket of its own."""
@@ -289,6 +292,7 @@ class ControlClient:
             socket.curve_publickey = keys.public
             socket.curve_secretkey = keys.private
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+            socket.rcvhwm = _ANSWERS_QUEUED
             socket.setsockopt(zmq.IPV6, 1)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MS)
             socket.connect(f"tcp://{address}")

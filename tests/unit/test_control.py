@@ -12,9 +12,20 @@ import pytest
 import zmq
 
 from p2pkv import _native
+from p2pkv.control.admission import Admission
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request, Socket
-from p2pkv.control.wire import HEADER, MAX_MESSAGE, Kind, ReplyStatus, pack_request, unpack_reply
+from p2pkv.control.wire import (
+    HEADER,
+    MAGIC,
+    MAX_MESSAGE,
+    REPLY,
+    VERSION,
+    Kind,
+    ReplyStatus,
+    pack_request,
+    unpack_reply,
+)
 from p2pkv.directory.view import node_key
 from p2pkv.errors import ClosedError, ControlError, VersionError
 from p2pkv.testing.lateness import returns_within
@@ -253,3 +264,29 @@ def test_a_socket_that_nobody_uses_is_closed_in_the_end(plane: Plane) -> None:
         assert client.ask(Request(there, Kind.PROBE), 10.0) is not None
     assert client.has_idle(there)
     assert not client.has_idle(gone), "nothing has said that its node is gone"
+
+
+def test_a_peer_that_sends_what_nobody_asked_for_is_read_no_further(plane: Plane) -> None:
+    context: zmq.Context[Socket] = zmq.Context()
+    admission = Admission(context, plane.keys, "p2pkv")
+    liar = context.socket(zmq.ROUTER)
+    admission.guard(liar, max_message=MAX_MESSAGE)
+    liar.sndhwm = 1
+    liar.router_mandatory = True
+    liar.sndtimeo = 2000
+    port = liar.bind_to_random_port("tcp://127.0.0.1")
+    client = plane.client()
+    with client.send([Request(f"127.0.0.1:{port}", Kind.PROBE)]) as calls:
+        peer, asked = liar.recv_multipart()
+        _, _, kind, request_id, *_ = HEADER.unpack_from(asked)
+        liar.send_multipart([peer, HEADER.pack(MAGIC, VERSION, kind | REPLY, request_id, BOOT, 1, 0)])
+        assert calls.next(10.0) is not None
+
+    def flood() -> None:
+        for _ in range(64):  # MiB: more than the kernel holds for the two
+            liar.send_multipart([peer, bytes(MAX_MESSAGE - 100)])
+
+    with pytest.raises(zmq.Again):
+        flood()
+    admission.close()
+    context.destroy(0)
