@@ -28,7 +28,8 @@ MAX_DOUBTS = 64
 MAX_CLUSTER_BYTES = 128
 DEFAULT_CLUSTER = "p2pkv"
 MAX_WEIGHT = 16.0  # bounds the ring: 2,560 virtual nodes for one member
-_INTEGER_LIMIT = 2**63
+LAST_EPOCH = 2**63 - 1
+"""The greatest boot epoch, and incarnation, that can be told: no clock tells it before the year 2262."""
 
 
 class State(IntEnum):
@@ -196,7 +197,7 @@ def flaw(member: Member) -> str | None:
         return f"{who} is not 1 to {MAX_ID_BYTES} bytes of printable characters"
     if not _is_address(member.address):
         return f"{who}: address {member.address[:MAX_ADDRESS_BYTES]!r} is not host:port"
-    if not 0 <= member.boot_epoch < _INTEGER_LIMIT or not 0 <= member.incarnation < _INTEGER_LIMIT:
+    if not 0 <= member.boot_epoch <= LAST_EPOCH or not 0 <= member.incarnation <= LAST_EPOCH:
         return f"{who}: boot epoch or incarnation is not in 0 to 2**63 - 1"
     if not 0 <= member.kept_since <= member.boot_epoch:
         return f"{who}: its pool is kept since boot epoch {member.kept_since}, which is none up to its own"

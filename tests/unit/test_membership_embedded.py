@@ -1,10 +1,12 @@
 """The embedded engine: joining, merging, join addresses, one id twice."""
 
+from dataclasses import replace
+
 import pytest
 
 from p2pkv.directory.membership.base import Identity, Listeners
 from p2pkv.directory.membership.embedded import EmbeddedMembership
-from p2pkv.directory.view import Member, State, encode, node_key
+from p2pkv.directory.view import LAST_EPOCH, Member, State, encode, node_key
 from p2pkv.errors import ConfigError, MembershipError
 from p2pkv.testing.simulated_cluster import SimulatedCluster
 
@@ -162,6 +164,37 @@ def test_a_rumour_of_death_about_itself_is_refuted(cluster):
     assert nodes[0].n_resurrections == 1
     assert nodes[1].engine.view()["n0"].incarnation == own.incarnation + 1
     assert cluster.agree()
+
+
+@pytest.mark.parametrize(
+    "lie", [{"incarnation": LAST_EPOCH}, {"boot_epoch": LAST_EPOCH, "address": "h9:7000"}]
+)
+def test_what_nothing_can_be_above_keeps_nobody_out_for_good(cluster, lie):
+    nodes = cluster.start_many(4)
+    rumour = replace(nodes[0].engine.view()["n1"], state=State.DEAD, **lie)
+    for node in nodes[:3]:
+        node.network.deliver(encode("n3", [rumour]), 0.0)
+    cluster.run(1)
+    cluster.kill(nodes[3])
+    cluster.run(700)  # the dead are remembered for 600 s
+    assert cluster.agree()
+    newcomer = cluster.start("new", "h9:7000", join=["h1:7000"])
+    assert newcomer.present() == {"new", "n0", "n1", "n2"}, "everybody can read what n1 says"
+
+
+def test_an_id_of_the_last_boot_there_is_can_not_be_taken(cluster):
+    nodes = cluster.start_many(2)
+    cluster.start("n2", "h2:7000", join=["h0:7000"])
+    cluster.run(1)
+    rumour = replace(nodes[0].engine.view()["n2"], boot_epoch=LAST_EPOCH)
+    cluster.kill(cluster.nodes["n2"])
+    for node in nodes:
+        node.network.deliver(encode("n1", [rumour]), 0.0)
+    cluster.run(1)
+    with pytest.raises(
+        MembershipError, match=r"nothing is above; choose another node_id, or wait 10 minutes"
+    ):
+        cluster.start("n2", "h3:7000", join=["h0:7000"])
 
 
 def test_a_rumour_of_death_about_a_member_that_answers_is_a_suspicion_only(cluster):

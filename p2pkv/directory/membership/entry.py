@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from p2pkv.directory.membership.base import Claim, Identity, Network
 from p2pkv.directory.membership.timing import Clock, Timing
-from p2pkv.directory.view import Member, Report, State, flaw, node_key
+from p2pkv.directory.view import LAST_EPOCH, Member, Report, State, flaw, node_key
 from p2pkv.errors import ConfigError, DuplicateNodeError, MembershipError
 
 
@@ -56,6 +56,11 @@ def claim_boot_epoch(
                 f"(boot epoch {reply.boot_epoch}); stop that node, or give this one another node_id"
             )
     last = max((member.boot_epoch for member in earlier), default=0)
+    if last >= LAST_EPOCH:
+        raise MembershipError(
+            f"members say that node id {identity.node_id!r} has had boot epoch {last}, which no clock tells and "
+            f"nothing is above; choose another node_id, or wait {timing.burial / 60:.0f} minutes until they forget it"
+        )
     boot_epoch = max(clock.wall_ns(), last + 1, identity.last_boot_epoch + 1, ended + 1)
     if kept is None:
         return Claim(boot_epoch, 0)

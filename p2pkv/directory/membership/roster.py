@@ -9,11 +9,12 @@ is kept for that member to hear of, which then objects.
 
 Rules about this node's own id:
 
-* a record of our boot that says dead is refuted with a higher incarnation;
+* a record of our boot that says dead is refuted with a higher incarnation; where there is none, it is a rival;
 * a record of a higher boot is a rival: somebody was started in our place, or we were, by a clock that is behind.
   The engine asks it. If it answers, we are expelled: the higher boot wins wherever two meet, so that all nodes
   choose the same one without talking (in the same nanosecond: the greater address). If it is silent, it is gone,
-  and we take a boot above it.
+  and we take a boot above it;
+* a record of the last boot that can be told is not believed: what we said above it nobody could read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from p2pkv.directory.view import MAX_MEMBERS, Member, State, View, node_key
+from p2pkv.directory.view import LAST_EPOCH, MAX_MEMBERS, Member, State, View, node_key
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,7 @@ class Roster:
 
         The pool of a node whose memory is kept counts from this boot on, or since an earlier one if that is given.
         """
+        boot_epoch = min(boot_epoch, LAST_EPOCH)
         own = self.own if address is None else replace(self.own, address=address)
         if kept_since is None:
             kept_since = boot_epoch if own.kept_since else 0
@@ -167,7 +169,13 @@ class Roster:
         own = self.own
         if own.state is State.LEFT or self.expelled is not None:
             return
-        if (record.boot_epoch, record.address) > (own.boot_epoch, own.address):
+        if record.boot_epoch >= LAST_EPOCH:
+            self._refuse(record, f"no boot epoch is above {LAST_EPOCH}, so this node can't have had it")
+            return
+        is_last = record.incarnation >= LAST_EPOCH and not record.is_present
+        if (record.boot_epoch, record.address) > (own.boot_epoch, own.address) or (
+            is_last and record.boot_epoch == own.boot_epoch
+        ):
             if self.rival is None or record.precedence > self.rival.precedence:
                 self.rival = record
         elif record.precedence > own.precedence and not record.is_present:
