@@ -210,6 +210,39 @@ TEST(guests_followers_that_stay_away_are_forgotten) {
   CHECK_EQ(holder.guests.followers().size(), 3u);
 }
 
+// A peer that follows under names it has made up keeps out nobody who can be told of anything.
+TEST(guests_members_have_a_place_among_the_followers) {
+  constexpr uint64_t kMade = 1'000'000, kAway = 2, kFirst = 10, kSecond = 11, kStranger = 12;
+  Holder holder(16);
+  uint8_t is_own = 0;
+  TakenBack known{};
+  const auto follow = [&](uint64_t follower) {
+    return holder.guests.follow(follower, nullptr, 0, &is_own, &known);
+  };
+  const auto follows = [&](uint64_t follower) {
+    const std::vector<uint64_t> all = holder.guests.followers();
+    return std::find(all.begin(), all.end(), follower) != all.end();
+  };
+  holder.guests.forget_absent({kFirst, kSecond}, kSecondNs);
+  CHECK(follow(kAway));
+  uint64_t made = kMade;
+  while (follow(made)) ++made;
+  CHECK_EQ(holder.guests.followers().size(), Guests::kMostFollowers);
+  CHECK(!follow(kStranger));
+  CHECK(follow(kFirst));
+  CHECK(follows(kFirst));
+  CHECK(!follows(kAway));  // it has asked longest ago
+  CHECK(follow(kMade));    // once more, and the next one is the oldest
+  CHECK(follow(kSecond));
+  CHECK(follows(kMade));
+  CHECK(!follows(kMade + 1));
+  CHECK_EQ(holder.guests.followers().size(), Guests::kMostFollowers);
+  CHECK(!follow(kStranger));
+  // Nobody goes for one more who is none of the members, nor for one of them that has its place.
+  CHECK(follow(kFirst));
+  CHECK_EQ(holder.guests.followers().size(), Guests::kMostFollowers);
+}
+
 // What its source has let go is this node's own: nothing that the source says takes it out, it is handed on
 // to others, and it is found as a page of a node with a disk.
 TEST(guests_that_their_source_lets_go_are_own_pages) {

@@ -38,8 +38,8 @@ bool Guests::follow(uint64_t follower, const FollowedPage* pages, size_t n, uint
   std::vector<Location> locations(n);
   for (size_t i = 0; i < n; ++i) keys[i] = pages[i].key;
   const Lock lock(mutex_);
-  if (followers_.count(follower) == 0 && followers_.size() >= kMostFollowers) return false;
-  followers_[follower] = 0;
+  if (!has_place_for(follower)) return false;
+  followers_[follower] = {0, ++n_follows_};
   *known = {log_, number_};
   pool_->lookup(keys.data(), n, found.data(), locations.data());
   for (size_t i = 0; i < n; ++i) {
@@ -62,22 +62,24 @@ TakenBack Guests::taken_back() {
 std::vector<uint64_t> Guests::followers() {
   const Lock lock(mutex_);
   std::vector<uint64_t> followers;
-  for (const auto& [follower, absent_since] : followers_) followers.push_back(follower);
+  for (const auto& [follower, known] : followers_) followers.push_back(follower);
   return followers;
 }
 
 void Guests::forget_absent(const std::vector<uint64_t>& members, int64_t now_ns) {
-  const std::set<uint64_t> present(members.begin(), members.end());
+  std::set<uint64_t> present(members.begin(), members.end());
   const Lock lock(mutex_);
-  for (auto& [follower, absent_since] : followers_) {
-    if (present.count(follower) > 0) {
-      absent_since = 0;
-    } else if (absent_since == 0) {
-      absent_since = now_ns;
+  members_ = std::move(present);
+  for (auto& [follower, known] : followers_) {
+    if (members_.count(follower) > 0) {
+      known.absent_since = 0;
+    } else if (known.absent_since == 0) {
+      known.absent_since = now_ns;
     }
   }
   std::erase_if(followers_, [&](const auto& follower) {
-    return follower.second != 0 && now_ns - follower.second >= kForgetAfterNs;
+    const int64_t since = follower.second.absent_since;
+    return since != 0 && now_ns - since >= kForgetAfterNs;
   });
 }
 
@@ -274,6 +276,21 @@ Guests::Stats Guests::stats() {
 }
 
 // --- with the lock
+
+// Whoever is no member can be told nothing. So a member takes the place of the one of these that has asked
+// longest ago, and a peer that follows under names it has made up keeps out nobody but such.
+bool Guests::has_place_for(uint64_t follower) {
+  if (followers_.count(follower) > 0 || followers_.size() < kMostFollowers) return true;
+  if (members_.count(follower) == 0) return false;
+  auto goes = followers_.end();
+  for (auto one = followers_.begin(); one != followers_.end(); ++one) {
+    if (members_.count(one->first) > 0) continue;
+    if (goes == followers_.end() || one->second.asked < goes->second.asked) goes = one;
+  }
+  if (goes == followers_.end()) return false;
+  followers_.erase(goes);
+  return true;
+}
 
 bool Guests::is_guest(const Key& key, uint64_t generation) const {
   const auto found = guests_.find(key);

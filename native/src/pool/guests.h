@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -69,7 +70,8 @@ enum class StoreStatus : uint8_t {
 // back, of which some are taken out at a time, so that nobody waits for a million of them.
 class Guests {
  public:
-  // Beyond it nobody new may follow this node: each is told of everything that is taken back.
+  // As many as a view has members, so that each of these has a place: who is none gives it up for one that
+  // is, and beyond it nobody new may follow this node. Each is told of everything that is taken back.
   static constexpr size_t kMostFollowers = 4096;
   // For so long a follower that is no member is remembered. While it is none it can't be told anything.
   static constexpr int64_t kForgetAfterNs = 60'000'000'000;
@@ -92,8 +94,9 @@ class Guests {
   // The count as it is.
   TakenBack taken_back();
   std::vector<uint64_t> followers();
-  // Forgets the followers that have been no members for kForgetAfterNs, by what this was called with since.
-  // Who comes back must be told of everything until it has asked anew.
+  // Forgets the followers that have been no members for kForgetAfterNs, by what this was called with since;
+  // until it is called again these count as the members. Who comes back must be told of everything until it
+  // has asked anew.
   void forget_absent(const std::vector<uint64_t>& members, int64_t now_ns);
 
   // --- this node as the holder of guests
@@ -152,6 +155,10 @@ class Guests {
     Group* group;
     std::list<Key>::iterator place;
   };
+  struct Follower {
+    int64_t absent_since = 0;  // 0: it is a member, or was not looked for since it came
+    uint64_t asked = 0;        // among all that were asked to be followed, when it asked last
+  };
   struct Source {
     TakenBack heard{};
     uint64_t behind = 0;  // what it said it was at, above `heard`, when it was last asked
@@ -162,6 +169,7 @@ class Guests {
   using Lock = std::lock_guard<PoliteMutex>;
 
   // All below with the lock.
+  bool has_place_for(uint64_t follower);
   bool is_guest(const Key& key, uint64_t generation) const;
   bool may_store(const Origin& origin, uint64_t epoch) const;
   bool adopt_some(uint64_t source, TakenBack last, std::vector<Key>* keys);
@@ -179,7 +187,9 @@ class Guests {
   std::atomic<bool> is_used_{false};  // something was stored, ever
   PoliteMutex mutex_;                 // guards all below
   uint64_t number_ = 0;
-  std::map<uint64_t, int64_t> followers_;  // and since when each has been no member; 0: it is one
+  std::map<uint64_t, Follower> followers_;
+  uint64_t n_follows_ = 0;
+  std::set<uint64_t> members_;  // as this node was told of them last
   std::unordered_map<Key, Guest, KeyHash> guests_;
   std::map<uint64_t, Source> sources_;
   std::deque<std::unique_ptr<Group>> going_;  // the front one first
