@@ -58,6 +58,8 @@ those that go. This is for what is nobody's address any more without that being 
 for, a router's picture of nodes, an answer that came when its node had gone."""
 _LOOK_S = 60.0
 """How often it is looked for these."""
+_SILENT_S = 0.1
+"""Who was waited for no longer than that, as an owner of entries beside others, may only be slow."""
 _ANSWERS_QUEUED = 4
 """Of one socket, of up to 1 MiB each; a peer that sends without being asked is read no further. By ZMQ's own default,
 1,000, it would take a GiB of this process's memory, a tenant's member that of the cluster around as well."""
@@ -345,6 +347,7 @@ class Calls:
 
     def __init__(self, client: ControlClient, requests: Sequence[Request]) -> None:
         self._client = client
+        self._began = client._now()
         self._requests = list(requests)
         self._pending: dict[
             Socket, tuple[int, int, Line]
@@ -446,8 +449,10 @@ class Calls:
         """Give up what is not answered: a late reply must not meet the socket's next request."""
         for socket in self._pending:
             socket.close()
+        is_silent = self._client._now() >= self._began + _SILENT_S
         for index in {index for index, _, _ in self._pending.values()}:
-            self._client.note_silent(self._requests[index].address)
+            if is_silent:
+                self._client.note_silent(self._requests[index].address)
             self._client.doubt(self._requests[index].address)
         self._pending.clear()
 

@@ -155,6 +155,32 @@ def test_a_node_that_is_elsewhere_by_now_is_found_soon(kind: str, monkeypatch: p
     context.destroy(0)
 
 
+class Doubts(Names):
+    """Notes what is doubted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubted: list[str] = []
+
+    def doubt(self, address: str) -> None:
+        self.doubted.append(address)
+
+
+def test_who_was_hardly_waited_for_is_not_taken_to_be_elsewhere() -> None:
+    now, names = 100.0, Doubts()
+    context: zmq.Context[Socket] = zmq.Context()
+    client = ControlClient(context, ClusterKeys(*zmq.curve_keypair()), names, now=lambda: now)
+    request = Request(f"127.0.0.1:{free_port()}", Kind.PROBE)
+    with client.send([request]):
+        now += 0.05
+    assert not names.doubted
+    with client.send([request]):
+        now += 0.5
+    assert names.doubted == [request.address]
+    client.close()
+    context.destroy(0)
+
+
 def test_peers_cannot_have_any_number_of_names_looked_up() -> None:
     hanging = threading.Event()
     asked: list[str] = []
