@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 # BLAS threads wait by spinning: on busy cores the demo's model is ten times slower with two than with one
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -24,6 +25,7 @@ pytest.register_assert_rewrite(
 
 from cluster import Cluster  # noqa: E402
 from hangs import Hangs  # noqa: E402
+from sharing import Sharing  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Return the workers of ``-n auto``: more than processors, since tests wait for half of their time."""
     return min(16, len(os.sched_getaffinity(0)) + 2)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing | None:
+    """Return what deals out tests where they are dealt out by groups."""
+    return Sharing(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ from p2pkv.testing.ports import free_port
 from p2pkv.transfers import Offer, Transfers
 from vllm_ranks import Model, Server, Shape
 
-pytestmark = pytest.mark.xdist_group("unequal")  # else each of pytest's processes would start all nodes
-
 SIZES = (1, 2, 4, 8)
 SETTLE_S = 60.0
 _numbers = count(1)
