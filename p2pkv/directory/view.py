@@ -7,6 +7,7 @@ is checked field by field before anything is built from it. ``docs/membership.md
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ class Member:
         return self.state <= State.SUSPECT
 
 
+@functools.lru_cache(2 * MAX_MEMBERS)
 def node_key(node_id: str) -> int:
     """Return the 64 bits that stand for a node in locations and probes."""
     return int.from_bytes(blake2b(node_id.encode()).digest()[:8], "little")
@@ -108,7 +110,7 @@ def node_key(node_id: str) -> int:
 class View(Mapping[str, Member]):
     """An immutable mapping from node id to :class:`Member`, the dead and departed of late included."""
 
-    __slots__ = ("_by_key", "_members", "digest")
+    __slots__ = ("_by_key", "_members", "_present", "digest")
 
     digest: int
     """64 bits over id, boot, incarnation and address of those present.
@@ -121,6 +123,7 @@ class View(Mapping[str, Member]):
     def __init__(self, members: Iterable[Member] = ()) -> None:
         self._members: dict[str, Member] = {}
         self._by_key: dict[int, Member] = {}
+        self._present: tuple[Member, ...] | None = None  # asked for several times a turn, and made once
         self.digest = 0
         for member in members:
             self._put(member)
@@ -167,7 +170,9 @@ class View(Mapping[str, Member]):
 
     def present(self) -> tuple[Member, ...]:
         """Return the members on the ring: the alive and the suspected."""
-        return tuple(member for member in self._members.values() if member.is_present)
+        if self._present is None:
+            self._present = tuple(member for member in self._members.values() if member.is_present)
+        return self._present
 
     def by_key(self, key: int) -> Member | None:
         """Return the member with this :func:`node_key`, in whatever state, or None."""
