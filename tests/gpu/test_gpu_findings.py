@@ -99,6 +99,13 @@ def test_nothing_is_kept_of_what_was_tried(emulated: FakeCuda, cuda_settings: di
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
+def test_nothing_is_said_beside_what_is_found(
+    cuda_settings: dict[str, object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    _findings(**cuda_settings)
+    assert capfd.readouterr().err == ""
+
+
 def test_an_absent_driver_is_said_to_be() -> None:
     (finding,) = _findings_of_a_process("libcuda-that-is-not-there.so").values()
     assert finding["verdict"] == "note"
