@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -30,6 +31,12 @@ from sharing import Sharing  # noqa: E402
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Hangs())
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays until the end: thousands of tests, which each collection would visit."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers() -> int:
