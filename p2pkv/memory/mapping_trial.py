@@ -1,7 +1,7 @@
 """The other process of a trial of CUDA IPC: ``python -m p2pkv.memory.mapping_trial FD``.
 
-It is given a Unix socket, over which it gets what to map, and answers with the bytes that it reads there, or with why it
-has none. It imports nothing else of p2pkv, since each trial waits for that.
+It is given a Unix socket, over which it gets what to map, and answers with the bytes that it reads there, or with why
+it has none. It imports nothing else of p2pkv, since each trial waits for that.
 """
 
 from __future__ import annotations
