@@ -52,7 +52,7 @@ def _entry_points(group: str) -> EntryPoints:
 
 @functools.cache
 def _entry_points_on(_path: tuple[str, ...], group: str) -> EntryPoints:
-    """Look them up once: what each of two hundred packages has is read for that, and a node asks for each transport."""
+    """Look them up once: what each of two hundred packages has is read for that."""
     # imported here: it takes longer than most of what p2pkv imports, and few look for plugins
     from importlib.metadata import entry_points
 
