@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
 from p2pkv._native import Gate
+from p2pkv.errors import ClosedError
 
-__all__ = ["Closable", "Gate", "forget", "watch", "weakly"]
+__all__ = ["Closable", "Gate", "Origin", "forget", "watch", "weakly"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -26,6 +27,27 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """End it. Idempotent."""
+
+
+class Origin:
+    """The process that something was made in. In a forked child what is there of it is its parent's.
+
+    Native locks may be held by threads that a child does not have, and its sockets are those of its parent, whose peers
+    would hang up on it for anything that the child says.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process."""
+        return os.getpid() == self._pid
+
+    def require(self, what: str) -> None:
+        """Raise :class:`~p2pkv.errors.ClosedError` in a forked child; ``what``: a name for the message."""
+        if not self.is_here:
+            raise ClosedError(f"{what} is of process {self._pid}, of which this one was forked")
 
 
 _running: dict[Closable, Gate] = {}

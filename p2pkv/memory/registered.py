@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from p2pkv import _native
+from p2pkv.lifetime import Origin
 from p2pkv.transports.base import MemoryRegion, Resource, Transport
 from p2pkv.transports.native import region_for_core
 
@@ -39,6 +40,7 @@ class Memory(Resource):
         self._buffer = buffer
         self._on_close: Callable[[], None] | None = None
         self._is_closed = False
+        self._origin = Origin()
 
     def on_close(self, also: Callable[[], None]) -> None:
         """Have ``also`` called once, when this is closed; at once if it was."""
@@ -47,7 +49,12 @@ class Memory(Resource):
             self._call_on_close()
 
     def close(self) -> None:
-        """Unregister. Calls under way with this memory must have returned."""
+        """Unregister; in a forked child nothing, for there it is the parent's.
+
+        Calls under way with this memory must have returned.
+        """
+        if not self._origin.is_here:
+            return
         self._forget(self)
         self._is_closed = True
         self._call_on_close()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.lifetime import Origin
 from p2pkv.transports.base import Resource
 
 RowSpans = NDArray[np.int64]
@@ -60,22 +61,30 @@ class Stowed:
 
 
 class Offer:
-    """Rows that peers may pull. Dropped, it stays offered until its lease ends. Thread-safe."""
+    """Rows that peers may pull. Dropped, it stays offered until its lease ends. Thread-safe.
+
+    In a forked child calls raise :class:`~p2pkv.errors.ClosedError`: it is the parent's.
+    """
 
     def __init__(self, native: _native.Offer, request: str, n_rows: int, report: Callable[[], None]) -> None:
-        self._native = native
+        self._native, self._origin = native, Origin()
         self._report = report
         self.request = request
         self.n_rows = n_rows
 
+    @property
+    def _ours(self) -> _native.Offer:
+        self._origin.require(f"offer {self.request!r}")
+        return self._native
+
     def done(self) -> bool:
         """Return whether every row has its final status: then the memory is the caller's again."""
-        return self._native.done()
+        return self._ours.done()
 
     def wait(self, timeout: float) -> RowStatuses:
         """Block until :meth:`done`, at most ``timeout`` seconds; rows may still be ``PENDING``. Never withdraws."""
-        self._native.wait(timeout)
-        return _told(self._native.statuses(), self._report)
+        self._ours.wait(timeout)
+        return _told(self._ours.statuses(), self._report)
 
     def withdraw(self) -> RowStatuses:
         """End the offer: when this returns the memory may be reused, and no later pull of it counts.
@@ -91,39 +100,47 @@ class Offer:
         the offer is over. Blocks for the copy. A pull that is under way is ``REJECTED`` at its receiver, who may ask
         once more.
         """
-        native = self._native.stow()
+        native = self._ours.stow()
         return None if native is None else Stowed(native)
 
     def end(self, reason: RowStatus) -> RowStatuses:
         """Withdraw, and say why in the rows that were pending."""
-        self._native.withdraw(reason)
-        return _told(self._native.statuses(), self._report)
+        self._ours.withdraw(reason)
+        return _told(self._ours.statuses(), self._report)
 
     def statuses(self) -> RowStatuses:
         """Return what is known of each row now."""
-        return _told(self._native.statuses(), self._report)
+        return _told(self._ours.statuses(), self._report)
 
 
 class Grant(Resource):
-    """Memory that rows of one request are pulled into. Dropped, it is revoked. Thread-safe."""
+    """Memory that rows of one request are pulled into. Dropped, it is revoked. Thread-safe.
+
+    In a forked child it is the parent's: calls raise :class:`~p2pkv.errors.ClosedError`, and closing does nothing.
+    """
 
     def __init__(self, native: _native.Grant, request: str, n_rows: int, report: Callable[[], None]) -> None:
-        self._native = native
+        self._native, self._origin = native, Origin()
         self._report = report
         self.request = request
         self.n_rows = n_rows
 
+    @property
+    def _ours(self) -> _native.Grant:
+        self._origin.require(f"grant {self.request!r}")
+        return self._native
+
     def done(self) -> bool:
         """Return whether no row is ``PENDING`` and nothing writes to the memory any more."""
-        return self._native.done()
+        return self._ours.done()
 
     def wait(self, timeout: float) -> RowStatuses:
         """Block until :meth:`done`, at most ``timeout`` seconds.
 
         At the grant's own deadline it is revoked, and rows that did not come are ``TIMED_OUT``.
         """
-        self._native.wait(timeout)
-        return _told(self._native.statuses(), self._report)
+        self._ours.wait(timeout)
+        return _told(self._ours.statuses(), self._report)
 
     def revoke(self) -> RowStatuses:
         """End the grant: when this returns nothing writes to the memory any more; pending rows are ``CANCELED``.
@@ -134,12 +151,13 @@ class Grant(Resource):
 
     def end(self, reason: RowStatus) -> RowStatuses:
         """Revoke, and say why in the rows that were pending."""
-        self._native.revoke(reason)
-        return _told(self._native.statuses(), self._report)
+        self._ours.revoke(reason)
+        return _told(self._ours.statuses(), self._report)
 
     def statuses(self) -> RowStatuses:
         """Return what is known of each row now."""
-        return _told(self._native.statuses(), self._report)
+        return _told(self._ours.statuses(), self._report)
 
     def close(self) -> None:
-        self.revoke()
+        if self._origin.is_here:
+            self.revoke()

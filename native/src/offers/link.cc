@@ -22,6 +22,8 @@ bool Link::reply(const wire::Header& to, wire::ReplyStatus status, std::string_v
 }
 
 bool Link::post_header(const wire::Header& header, std::string_view body) {
+  // A forked child's frames would have the numbers of its parent's next ones, and so their nonces.
+  if (getpid() != pid_) return false;
   std::string head;
   wire::append(head, header);
   bool is_blocked;

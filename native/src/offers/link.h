@@ -1,6 +1,8 @@
 // A sealed connection to one other node, over which both sides send messages whenever they like.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -62,6 +64,7 @@ class Link {
   bool post_header(const wire::Header& header, std::string_view body);
 
   const uint64_t id_;
+  const pid_t pid_ = getpid();
   std::mutex mutex_;  // guards the stream
   const std::unique_ptr<SealedStream> stream_;
   const std::function<void(Link&)> on_blocked_;
