@@ -144,14 +144,19 @@ def test_a_record_that_is_deleted_or_overwritten_is_put_again(nodes: Nodes, etcd
     assert nodes.up["n0"].counters()["p2pkv_registry_lost_records_total"] == 2
 
 
-def test_a_lease_that_ended_unnoticed_is_replaced(etcd: EtcdServers) -> None:
+def test_a_lease_that_ended_unnoticed_is_replaced(etcd: EtcdServers, monkeypatch: pytest.MonkeyPatch) -> None:
     store = EtcdStore(read_store_url(f"{etcd.url}?prefix=/leases"), "c")
     version = store.put("n0", b"1", 0, 5.0)
     assert isinstance(version, int)
     etcd.ctl("lease", "revoke", f"{int(store._lease or 0):x}")
-    with pytest.raises(RegistryError, match=r"knows nothing of the lease any more.*lease not found"):
-        store.put("n0", b"2", 0, 5.0)
+    with monkeypatch.context() as ended_later:
+        ended_later.setattr(store, "_keeps_lease", lambda until: True)
+        with pytest.raises(RegistryError, match=r"knows nothing of the lease any more.*lease not found"):
+            store.put("n0", b"2", 0, 5.0)
     version = store.put("n0", b"2", 0, 5.0)
+    assert isinstance(version, int)
+    etcd.ctl("lease", "revoke", f"{int(store._lease or 0):x}")
+    version = store.put("n0", b"3", 0, 5.0)
     assert isinstance(version, int)
     assert store.renew("n0", version, 5.0)
     etcd.ctl("lease", "revoke", f"{int(store._lease or 0):x}")

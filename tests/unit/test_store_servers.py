@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -104,3 +105,43 @@ def test_the_next_server_is_asked_where_one_is_not_what_it_should_be(
             except RegistryError:
                 n_failed += 1
     assert n_failed == 2, "it is asked in its turn, and never again before the others"
+
+
+class FullEtcd(BaseHTTPRequestHandler):
+    """Takes one write; then its disk is full."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        call = self.path.removeprefix("/v3/")
+        is_full = call == "kv/txn" and call in self.asked
+        self.asked.append(call)
+        answers = {
+            "lease/grant": {"ID": "3", "TTL": "10"},
+            "lease/keepalive": {"result": {"ID": "3", "TTL": "10"}},
+            "kv/txn": {"header": {"revision": "5"}, "succeeded": True},
+        }
+        answer = {"code": 8, "message": "mvcc: database space exceeded"} if is_full else answers[call]
+        text = json.dumps(answer).encode()
+        self.send_response(429 if is_full else 200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def test_a_record_that_can_not_be_changed_in_a_full_etcd_stays_what_it_was() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), FullEtcd) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        store = EtcdStore(read_store_url(f"etcd://127.0.0.1:{server.server_address[1]}"), "c")
+        FullEtcd.asked.clear()
+        assert store.put("n", b"before", 0, 10.0) == 5
+        FullEtcd.asked.append("now")
+        with pytest.raises(RegistryError, match="database space exceeded"):
+            store.put("n", b"after", 5, 10.0)
+        store.close()
+        server.shutdown()
+    assert FullEtcd.asked[FullEtcd.asked.index("now") :] == ["now", "lease/keepalive", "kv/txn"]

@@ -99,7 +99,8 @@ class EtcdStore(Store):
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
         until = time.monotonic() + timeout
         key = _text(self._prefix + quote(name, safe="").encode())
-        if self._lease is None:
+        # first: where nothing may be written, as with the alarm NOSPACE, what was written before stays
+        if self._lease is None or not self._keeps_lease(until):
             granted = self._ask("lease/grant", {"TTL": str(self._url.ttl)}, until)
             self._lease = str(granted["ID"])
         request = {
@@ -122,9 +123,7 @@ class EtcdStore(Store):
     def renew(self, name: str, version: int, timeout: float) -> int | None:
         until = time.monotonic() + timeout
         key = _text(self._prefix + quote(name, safe="").encode())
-        lease = self._ask("lease/keepalive", {"ID": self._lease}, until).get("result", {})
-        if not _number(lease, "TTL"):
-            self._lease = None
+        if not self._keeps_lease(until):
             return None
         body = self._ask("kv/range", {"key": key, "keys_only": True}, until)
         found = body.get("kvs", ())
@@ -161,6 +160,13 @@ class EtcdStore(Store):
             if not is_old or is_last:
                 raise self._refused(answer)
         raise AssertionError("the last attempt has returned or raised")
+
+    def _keeps_lease(self, until: float) -> bool:
+        """Renew the lease; False, and there is none, if it has ended."""
+        lease = self._ask("lease/keepalive", {"ID": self._lease}, until).get("result", {})
+        if not _number(lease, "TTL"):
+            self._lease = None
+        return self._lease is not None
 
     def _headers(self, until: float = math.nan) -> dict[str, str]:
         """Return what proves who we are; ask for it, before ``until``, where nothing is known."""
