@@ -41,6 +41,10 @@ Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
 """``(member, name, our half, deadline)`` to the peer's half; None: no answer, or refused."""
 
 
+def _nobody() -> tuple[Member, ...]:
+    return ()
+
+
 class _Idle(NamedTuple):
     channel: _native.DirectoryChannel
     since: float
@@ -179,6 +183,7 @@ class DirectoryChannels:
             openers = list(self._openers)
         for opener in openers:
             opener.join()
+        self._seated = _nobody  # who told may lead here, and is not to wait for the garbage collector
 
     def _want(self, member: Member) -> None:
         failed = self._failed.get(member.node_id)
