@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
+from p2pkv.lifetime import Origin
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Outcomes
 from p2pkv.pool import Pool
@@ -34,6 +35,7 @@ class Pin:
 
     def __init__(self, pins: Pins, outcomes: Outcomes, tickets: NDArray[np.uint64], ends: float) -> None:
         self._pins = pins
+        self._origin = Origin()
         self._outcomes = outcomes
         self.tickets = tickets
         """Of the pool's pins; for the one who releases them."""
@@ -55,8 +57,11 @@ class Pin:
         return max(0.0, self.ends - time.monotonic()) if self._pins.holds(self) else 0.0
 
     def release(self) -> int:
-        """Let the pages be evicted again; return how many were pinned until now. Never blocks. Idempotent."""
-        return self._pins.release(self)
+        """Let the pages be evicted again; return how many were pinned until now. Never blocks. Idempotent.
+
+        In a forked child it does nothing: there it is the parent's.
+        """
+        return self._pins.release(self) if self._origin.is_here else 0
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pkv.lifetime import Origin
 from p2pkv.page import Keys
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Prefetch:
         self.sources = np.zeros(len(ids), np.uint64)
         """Whose guests the pages are that were brought, by node key; written by the thread that brings them."""
         self._counting = counting
+        self._origin = Origin()
         # Guards what follows; reentrant, since a signal's handler may close it wherever a thread is.
         self._lock = threading.RLock()
         self._outcomes = np.zeros(len(ids), np.uint8)
@@ -109,8 +111,12 @@ class Prefetch:
         return self._is_done.wait(timeout)
 
     def close(self) -> None:
-        """Bring no more pages. Does not wait for those that are being read, and takes none back. Idempotent."""
-        self.settle_rest(PrefetchOutcome.CANCELED)
+        """Bring no more pages. Does not wait for those that are being read, and takes none back. Idempotent.
+
+        In a forked child it does nothing: there it is the parent's.
+        """
+        if self._origin.is_here:
+            self.settle_rest(PrefetchOutcome.CANCELED)
 
     def __enter__(self) -> Self:
         return self

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from forked import forked, leave
 from p2pkv import ClosedError
 from p2pkv.transfers import RowStatus
 from transfer_pair import TransferPair
 
 N, NBYTES = 4, 4096
-
-
-def _forked(in_child: Callable[[], None]) -> int:
-    """Return the exit code of a child that does so and ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking with threads, which is the point here
-        child = os.fork()
-    if not child:
-        try:
-            in_child()
-        except SystemExit as ended:
-            os._exit(int(ended.code or 0))
-        except BaseException:  # noqa: BLE001  # nothing of the tests may go on in the child
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def _leave(held: object) -> Callable[[], None]:
-    def leave() -> None:
-        with held:  # type: ignore[attr-defined]
-            raise SystemExit(7)
-
-    return leave
 
 
 def _refuses(*calls: Callable[[], object]) -> Callable[[], None]:
@@ -57,12 +32,12 @@ def test_a_forked_child_that_leaves_its_parents_transfers_ends_none_of_them() ->
     grant = consumer.get_async(pair.producer.node_id, name := pair.name(), pair.to_rows(), timeout=60.0)
     offer = producer.offer(pair.name(), pair.from_rows(), lease=60.0)
     for in_child in (
-        _leave(grant),
-        _leave(memory),
+        leave(grant),
+        leave(memory),
         _refuses(grant.done, grant.statuses, grant.revoke, lambda: grant.wait(1.0)),
         _refuses(offer.done, offer.statuses, offer.withdraw, offer.stow, lambda: offer.wait(1.0)),
     ):
-        assert _forked(in_child) == 7
+        assert forked(in_child) == 7
         # over the link of before, on which a word of the child's would be none of its parent's
         other = pair.name()
         producer.put_async(pair.consumer.node_id, other, pair.from_rows(), lease=60.0)
