@@ -288,7 +288,8 @@ class Node:
         holds for them as for all pages. What only its disk has stays there, for the next run of this node.
 
         Others take pages into the room that they have free, and beyond it each in the place of a share of its own pool,
-        one part of as many as there are pools, those used longest ago. Whoever calls again gets the same answer.
+        one part of as many as there are pools, those used longest ago. Whoever calls again gets the same answer, and
+        who calls before that is known waits for his ``seconds`` at most, and is told so.
 
         Raises :class:`~p2pkv.errors.UsageError` for a time that is none.
         """

@@ -200,15 +200,22 @@ class Drainer:
         return self._drained
 
     def drain(self, seconds: float) -> Drained:
-        """Hand over what can be within ``seconds``; blocks until then at most. Raises ClosedError."""
+        """Hand over what can be within ``seconds``; blocks until then at most. Raises ClosedError.
+
+        Who asks while somebody else's drain is under way waits for that as long, and is told that it is not done yet.
+        """
         self._has_begun.set()
-        with self._draining:
+        if not self._draining.acquire(timeout=seconds):
+            return Drained(0, 0, 0, {}, "a drain that was begun before is not done yet", seconds)
+        try:
             if self._drained is None:
                 self.seconds = seconds
                 self._retire(seconds)
                 self._drained = self._drain(seconds)
                 _log.info("%s", sentence(self._drained))
             return self._drained
+        finally:
+            self._draining.release()
 
     def begin(self, seconds: float) -> None:
         """Drain in the background, if that has not begun: :attr:`drained` says when it is done.

@@ -16,6 +16,7 @@ from p2pkv.cache.drained import pack_drain
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import LET_GO, TAKE_OVER, Kind, ReplyStatus
 from p2pkv.page import HAS_DISK
+from p2pkv.testing.lateness import returns_within
 
 PAGE = 4096
 POOL = 64 * PAGE
@@ -395,6 +396,30 @@ def test_closing_ends_a_drain(start: Callable[..., Node]) -> None:
     node.close()
     may_go_on.set()
     assert node.drained is None
+
+
+def test_who_drains_meanwhile_waits_no_longer_than_he_said(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    parts = other._parts.caching
+    assert parts is not None
+    is_held, may_go_on = threading.Event(), threading.Event()
+    read = parts.prefetcher._read
+
+    def held(*arguments: object) -> object:
+        is_held.set()
+        assert may_go_on.wait(40.0)
+        return read(*arguments)  # type: ignore[arg-type]
+
+    parts.prefetcher._read = held  # type: ignore[assignment]
+    node.begin_drain(50.0)
+    assert is_held.wait(30.0)
+    with returns_within(0.2 + 0.1):
+        reason = node.drain(0.2).reason
+    assert reason == "a drain that was begun before is not done yet"
+    assert node.drained is None
+    may_go_on.set()
+    assert node.drain(50.0) == node.drained
 
 
 def test_who_asks_wrongly_is_refused(start: Callable[..., Node]) -> None:
