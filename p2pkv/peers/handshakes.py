@@ -62,7 +62,7 @@ class Handshakes:
                 "peer %s refused a connection over %s: %s",
                 member.node_id,
                 name,
-                reply.body.decode(errors="replace"),
+                reply.body.decode(errors="replace") or f"it answered {reply.status.name}",
             )
             return None
         try:
