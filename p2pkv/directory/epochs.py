@@ -69,11 +69,13 @@ class EpochKeeper(Resource):
         *,
         remember: Callable[[Callable[[], list[Told]]], None] | None = None,
         look: Callable[[float], None] | None = None,
+        settle: Callable[[float], None] | None = None,
         random: Random | None = None,
     ) -> None:
         """``members`` returns those in the view but for this node; ``remember`` is told to write what is known.
 
         ``look`` is for who does not hear at once who is a member: it has ``members`` return them, by a deadline.
+        ``settle`` waits, until a deadline at most, until a bump will hold in the next life of this node as well.
         """
         self._known = known
         self._client = client
@@ -88,6 +90,7 @@ class EpochKeeper(Resource):
         self._deaf: set[_Boot] = set()  # of a p2pkv that has no epochs
         # Used by the thread only.
         self._look = look
+        self._settle = settle
         self._remember = remember
         self._remembered = known.version
         self._epoch = known.own
@@ -107,6 +110,8 @@ class EpochKeeper(Resource):
             # Somebody knew of a higher one, under which pages may have been published before this call. Whatever is
             # higher than the next one came after that.
             epoch, heard, missing = self._raise(name, deadline)
+        if self._settle is not None:
+            self._settle(deadline)
         return Bump(epoch, tuple(sorted(heard)), tuple(sorted(missing)))
 
     def _raise(self, name: bytes, deadline: float) -> tuple[int, set[str], set[str]]:

@@ -6,6 +6,7 @@ of that. Peers tell it as well.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -34,9 +35,16 @@ class EpochsFile:
         """Raise what the last run knew. Never raises."""
         self._file.read(lambda lines: known.raise_to(_parse(lines)))
 
-    def write(self, known: Callable[[], Sequence[tuple[bytes, int]]]) -> None:
-        """Remember what is ``known`` by the time that the disk takes it, as soon as it can. Never raises."""
-        self._file.write(lambda: b"".join(f"{name.hex()}={epoch}\n".encode() for name, epoch in known()))
+    def write(self, known: Callable[[], Sequence[tuple[bytes, int]]], most_s: float = math.inf) -> None:
+        """Remember what is ``known`` by the time that the disk takes it, as soon as it can. Never raises.
+
+        The disk is waited for at most ``most_s`` seconds.
+        """
+
+        def lines() -> bytes:
+            return b"".join(f"{name.hex()}={epoch}\n".encode() for name, epoch in known())
+
+        self._file.write(lines, most_s)
 
     def close(self) -> None:
         """Try no more to write what the disk did not take. Idempotent."""

@@ -7,6 +7,7 @@ for longer than a moment. ``docs/disk.md`` has the formats.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import stat
@@ -65,10 +66,11 @@ class SmallFile:
         never.set()
         self._within(read, "read", never)
 
-    def write(self, lines: Callable[[], bytes]) -> None:
+    def write(self, lines: Callable[[], bytes], most_s: float = math.inf) -> None:
         """Replace what is there by ``lines``, unless they are what was written last, if the disk can. Never raises.
 
-        ``lines`` is called on another thread, by one at a time, and again at each attempt.
+        ``lines`` is called on another thread, by one at a time, and again at each attempt. The disk is waited for at
+        most ``most_s`` seconds.
         """
 
         def write() -> None:
@@ -84,7 +86,7 @@ class SmallFile:
             self._is_over = is_over
             if self._is_closed:
                 is_over.set()
-        self._within(write, "written", is_over)
+        self._within(write, "written", is_over, most_s)
 
     def close(self) -> None:
         """Try nothing again any more. Idempotent."""
@@ -92,7 +94,9 @@ class SmallFile:
             self._is_closed = True
             self._is_over.set()
 
-    def _within(self, act: Callable[[], None], done: str, is_over: threading.Event) -> None:
+    def _within(
+        self, act: Callable[[], None], done: str, is_over: threading.Event, most_s: float = math.inf
+    ) -> None:
         """Act on another thread, since a disk may hang, and again until it works or is over; a failure is a warning."""
         errors: list[Exception] = []
         was_tried = threading.Event()
@@ -114,8 +118,9 @@ class SmallFile:
                 pause = min(2 * pause, _LONGEST_RETRY_S)
 
         threading.Thread(target=run, name="p2pkv-small-file", daemon=True).start()
-        if not was_tried.wait(_WAIT_S):
-            self._warn(done, f"the disk did not answer within {_WAIT_S} s")
+        if not was_tried.wait(min(_WAIT_S, most_s)):
+            if most_s >= _WAIT_S:  # who has less time says nothing of the disk
+                self._warn(done, f"the disk did not answer within {_WAIT_S} s")
         elif errors:
             self._warn(done, errors[0])
 

@@ -278,9 +278,17 @@ class NodeParts:
             self.control.gossip,  # whose connections are warm
             lambda: self._others(self.membership.view()),
             remember=None if file is None else file.write,
+            settle=None if file is None else self._settle_bump,
         )
         undo.callback(keeper.close)
         return keeper
+
+    def _settle_bump(self, deadline: float) -> None:
+        """Wait until the disk has it: a node that is killed then finds nothing of before in its next life."""
+        assert self._epochs_file is not None
+        self._epochs_file.write(self.control.epochs.all, max(0.0, deadline - time.monotonic()))
+        if self.caching is not None and self.caching.tier is not None:
+            self.caching.tier.wait_cleared(max(0.0, deadline - time.monotonic()))
 
     def _others(self, view: View) -> list[Member]:
         return [member for member in view.present() if member.node_id != self._config.node_id]

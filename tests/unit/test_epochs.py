@@ -25,6 +25,7 @@ from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.view import Member
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.page import Namespace, name_digest, scopes
+from p2pkv.testing.lateness import returns_within
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -130,6 +131,39 @@ def test_what_was_published_since_a_bump_is_on_disk_after_a_restart_of_the_whole
         # the folder is looked through in the background
         eventually(lambda: bool(node.fetch(KEYS, memory).all()), 15.0)
         assert (memory == 7).all()
+
+
+def test_a_bump_is_on_disk_when_it_returns(start: Callable[..., Node], tmp_path: Path) -> None:
+    """So that a node that is killed then finds nothing of before in its next life, and knows the epoch."""
+    disk = str(tmp_path / "disk")
+    node = start(node_id="one", disk_size="16MiB", disk_path=disk)
+    node.publish(KEYS, filled(node))
+    assert node._parts.caching is not None
+    tier = node._parts.caching.tier
+    assert tier is not None
+    for namespace in ("default", "another", "default"):
+        epoch = node.bump(namespace, timeout=20.0).epoch
+        known = _native.NamespaceEpochs()
+        EpochsFile(disk, "one").read(known)
+        assert dict(known.all())[name_digest(namespace)] == epoch
+        assert tier.wait_cleared(0.0)
+
+
+def test_a_bump_waits_for_a_disk_that_hangs_until_its_deadline(tmp_path: Path) -> None:
+    class BreakableNode(Node):
+        _disk_faults = _native.FaultyFiles()
+
+    faults = BreakableNode._disk_faults
+    config = Config(node_id="one", pool_size="1MiB", disk_size="16MiB", disk_path=str(tmp_path / "disk"))
+    with BreakableNode.start(config) as node:
+        node.publish(KEYS, filled(node))
+        faults.hang(_native.FileCall.WRITE)
+        try:
+            with returns_within(0.3 + 0.1):
+                bump = node.bump(timeout=0.3)
+        finally:
+            faults.heal()
+        assert bump.unreached == ()
 
 
 def test_a_member_that_does_not_answer_is_named() -> None:
