@@ -121,6 +121,15 @@ class _Prefill:
         return math.exp(chooser.gauss(-(self._unsteady**2) / 2, self._unsteady))
 
 
+class _Parts(dict[int, list[bytes]]):
+    """The names of a block's parts, which a session's next prompt has again."""
+
+    def __missing__(self, block: int) -> list[bytes]:
+        n = BLOCK // BLOCK_TOKENS
+        self[block] = [(block * n + part).to_bytes(8, "little") for part in range(n)]
+        return self[block]
+
+
 class Simulation:
     """One policy before the world. Times are simulated seconds."""
 
@@ -141,6 +150,7 @@ class Simulation:
         self._routers = SimulatedRouters(policy, instances, world.apart, lambda: self.now)
         self._dealer = random.Random(1)  # noqa: S311 - no secret
         self._owners: dict[int, _Prefill] = {}
+        self._parts = _Parts()
         self._events: list[tuple[float, int, str, int]] = []
         self._order = itertools.count()
         self._next_turns: dict[int, int] = {}
@@ -192,8 +202,7 @@ class Simulation:
 
     def _prompt(self, request: Request, router: SimulatedRouter) -> Prompt:
         whole = request.blocks[: request.n_tokens // BLOCK]
-        parts = BLOCK // BLOCK_TOKENS
-        blocks = [(block * parts + part).to_bytes(8, "little") for block in whole for part in range(parts)]
+        blocks = list(itertools.chain.from_iterable(map(self._parts.__getitem__, whole)))
         prompt = Prompt(
             "", ["x"], None, is_stream=True, max_tokens=1, n_tokens=request.n_tokens, _blocks=blocks
         )
