@@ -54,8 +54,8 @@ BELOW = {
     "peers": "_native control directory errors metrics transports limited_log",
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
-    "cache": "_native arrays control directory disk errors lifetime limited_log memory message_types metrics page peers "
-    "pool transports",
+    "cache": "_native arrays control directory disk errors lifetime limited_log memory message_types metrics page "
+    "peers pool transports",
     "attach": "_native cache config control directory errors limited_log memory metrics page transports",
     "keeper": "attach descriptors errors limited_log transports",
     "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",

@@ -33,7 +33,7 @@ __attribute__((no_sanitize("thread"), noinline)) void copy_words(const void* fro
 }
 
 std::unique_ptr<ReadOnlyMapping> map_whole(int fd, size_t at_least, std::string* error) {
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) < at_least) {
     *error = "the host's node has shown memory that is too short";
     return nullptr;
@@ -42,7 +42,7 @@ std::unique_ptr<ReadOnlyMapping> map_whole(int fd, size_t at_least, std::string*
 }
 
 std::shared_ptr<MappedRegion> map_region(int fd, std::shared_ptr<MappedRegion> known, std::string* error) {
-  struct stat info {};
+  struct stat info{};
   const bool is_known = fstat(fd, &info) == 0;
   const MappedRegion::Name name{info.st_dev, info.st_ino};
   // No other memfd has this name while that one is mapped.
