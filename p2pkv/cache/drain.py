@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pkv.cache.drain_work import LISTED, USE, Work
 from p2pkv.cache.drained import Drained, sentence
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.prefetch import PrefetchOutcome
@@ -28,20 +28,11 @@ from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
-from p2pkv.page import KEY_BYTES, Keys, Namespace
+from p2pkv.page import Keys, Namespace
 from p2pkv.pool import Pool
 
 _log = logging.getLogger(__name__)
 
-_USE = np.dtype([("key", "u1", KEY_BYTES), ("stamp", "<u8"), ("nbytes", "<u8")])
-"""What the pool lists of a page: 32 bytes, which is all that a drain remembers of each. It counts their blocks."""
-_LISTED = 1024
-_BATCH = 64
-"""Pages that a node is asked to take over at a time, and has under way: as many as it brings at once."""
-_BATCH_NBYTES = 8 << 20
-"""Likewise; more if a single page is longer."""
-_MOST_PASSED = 1 << 16
-"""So many pages that one node has no room for are passed over in search of some that it has; a guess."""
 _AT_ONCE = 8
 """So many nodes take pages over at the same time."""
 _ASK_S = 1.0
@@ -57,69 +48,6 @@ _TAKEN = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT)
 _LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT, PrefetchOutcome.CANCELED)
 _OPEN = (PrefetchOutcome.NO_ROOM, *_LATE)
 """Others may have such a page."""
-
-
-class _Work:
-    """The pages that are still to be handed over, those used last first. Thread-safe."""
-
-    def __init__(self, uses: NDArray[np.void]) -> None:
-        self._changed = threading.Condition()  # its lock guards all below
-        self._left: deque[NDArray[np.void]] = deque([uses] if len(uses) else [])
-        self._n_taken = 0  # batches that were taken and not settled
-
-    @property
-    def has_some(self) -> bool:
-        """Whether there are pages that nobody has under way."""
-        with self._changed:
-            return bool(self._left)
-
-    def take(self, room: int, longest: int, until: float) -> NDArray[np.void]:
-        """Return the next few, of ``room`` bytes at most and each of at most ``longest``; none if there are none.
-
-        What is longer stays for those who have room for it. While nothing is left and others have some under way it
-        waits for what these give back. What it returns is to be settled.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._left or self._n_taken == 0, max(0.0, until - time.monotonic())
-            )
-            chosen = self._choose(room, min(room, longest))
-            self._n_taken += len(chosen) > 0
-            return chosen
-
-    def _choose(self, room: int, longest: int) -> NDArray[np.void]:
-        """Take them out, with the lock; those in front of them that are too long stay in front."""
-        passed: list[NDArray[np.void]] = []
-        chosen = np.zeros(0, _USE)
-        while self._left and not len(chosen) and sum(map(len, passed)) < _MOST_PASSED:
-            uses = self._left.popleft()
-            nbytes = uses["nbytes"][:_LISTED]
-            fit = np.flatnonzero(nbytes <= longest)[:_BATCH]
-            has_room = np.cumsum(nbytes[fit]) <= min(room, _BATCH_NBYTES)
-            has_room[:1] = True
-            fit = fit[has_room]
-            n = int(fit[-1]) + 1 if len(fit) else len(nbytes)
-            chosen = uses[fit]
-            passed.append(np.delete(uses[:n], fit))
-            if n < len(uses):
-                self._left.appendleft(uses[n:])
-        if any(map(len, passed)):
-            self._left.appendleft(np.concatenate(passed))
-        return chosen
-
-    def add(self, uses: NDArray[np.void]) -> None:
-        """Have these handed over before the rest."""
-        if len(uses):
-            with self._changed:
-                self._left.appendleft(uses)
-
-    def settle(self, given_back: NDArray[np.void]) -> None:
-        """Say that pages which were taken are done, but for those that others may have."""
-        with self._changed:
-            if len(given_back):
-                self._left.appendleft(given_back)
-            self._n_taken -= 1
-            self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -252,7 +180,7 @@ class Drainer:
         began = time.monotonic()
         until = began + seconds
         uses = self._hottest()
-        work = _Work(uses)
+        work = Work(uses)
         asked: set[tuple[int, int]] = set()
         pages_until = until - min(_LET_GO_S, _LET_GO_SHARE * seconds)
         receivers = self._receivers(asked, pages_until) if len(uses) and seconds > 0 else []
@@ -283,7 +211,7 @@ class Drainer:
             seconds=time.monotonic() - began,
         )
 
-    def _hand_out_to_late(self, work: _Work, asked: set[tuple[int, int]], until: float) -> list[_Receiver]:
+    def _hand_out_to_late(self, work: Work, asked: set[tuple[int, int]], until: float) -> list[_Receiver]:
         """Have those take what is left who had not answered, since their interpreter was held, say; return them."""
         receivers: list[_Receiver] = []
         for _ in range(_MOST_ASKED):
@@ -295,7 +223,7 @@ class Drainer:
             receivers += late
         return receivers
 
-    def _doubt_the_silent(self, work: _Work, receivers: Sequence[_Receiver]) -> bool:
+    def _doubt_the_silent(self, work: Work, receivers: Sequence[_Receiver]) -> bool:
         """Let others have what was taken by those who are gone, or did not answer; whether there is any."""
         members = self._members().values()
         present = {(member.node_id, member.boot_epoch) for member in members}
@@ -312,8 +240,8 @@ class Drainer:
         """Return this node's own pages, those used last first."""
         cursor, parts = 0, []
         while True:
-            raw, cursor = self._pool.native.list_uses(cursor, _LISTED)
-            parts.append(raw.reshape(-1).view(_USE))
+            raw, cursor = self._pool.native.list_uses(cursor, LISTED)
+            parts.append(raw.reshape(-1).view(USE))
             if cursor == 0:
                 break
         uses = np.concatenate(parts)
@@ -348,7 +276,7 @@ class Drainer:
         return sorted(receivers, key=lambda one: (one.free, one.replaceable), reverse=True)
 
     def _hand_out(
-        self, work: _Work, receivers: Sequence[_Receiver], until: float, *, may_replace: bool
+        self, work: Work, receivers: Sequence[_Receiver], until: float, *, may_replace: bool
     ) -> None:
         willing = [one for one in receivers if not one.refusal and one.room(may_replace=may_replace)]
         if not willing:
@@ -361,7 +289,7 @@ class Drainer:
         for future in futures:
             future.result()
 
-    def _fill(self, work: _Work, receiver: _Receiver, until: float, *, may_replace: bool) -> None:
+    def _fill(self, work: Work, receiver: _Receiver, until: float, *, may_replace: bool) -> None:
         """Hand pages to one node until it has no more room, or the time is over."""
         longest = self._pool.nbytes
         while not receiver.refusal and (left := until - time.monotonic()) > 0:

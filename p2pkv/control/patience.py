@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import zmq
 
-from p2pkv.control.sockets import GLANCE_MS, ControlClient, Line, Request, Socket
+from p2pkv.control.idle_lines import Line
+from p2pkv.control.sockets import GLANCE_MS, ControlClient, Request, Socket
 from p2pkv.control.wire import Reply, answered_id, pack_request, unpack_reply
 from p2pkv.errors import ClosedError, ControlError, VersionError
 

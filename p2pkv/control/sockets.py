@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -30,6 +30,7 @@ from p2pkv.address import (
 )
 from p2pkv.control.admission import Admission
 from p2pkv.control.host_names import Names
+from p2pkv.control.idle_lines import IdleLines, Line
 from p2pkv.control.listening import IsPeer, bind
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
@@ -50,14 +51,6 @@ GLANCE_MS = 10
 which saves the wake-ups of a poll."""
 _RECONNECT_MS = 500
 """How long ZMQ waits at most before it knocks again where nobody lets it in; it begins with its own 100 ms."""
-_IDLE_SOCKETS = 64
-"""Kept a peer; as many threads can ask it at once without a new handshake."""
-_UNUSED_S = 600.0
-"""After that an idle socket is closed. Members are asked more often, however many there are, and who asks them forgets
-those that go. This is for what is nobody's address any more without that being known: a number that a join name stood
-for, a router's picture of nodes, an answer that came when its node had gone."""
-_LOOK_S = 60.0
-"""How often it is looked for these."""
 _SILENT_S = 0.1
 """Who was waited for no longer than that, as an owner of entries beside others, may only be slow."""
 _ANSWERS_QUEUED = 4
@@ -171,18 +164,6 @@ class Request:
     n_holders: int = 0
 
 
-class Line(NamedTuple):
-    """A socket that leads to a peer, if that goes by these keys."""
-
-    socket: Socket
-    keys: ClusterKeys
-
-
-class _Idle(NamedTuple):
-    line: Line
-    since: float
-
-
 class ControlClient:
     """Asks peers. Thread-safe; blocks in :meth:`Calls.next` only, and never past what that is given."""
 
@@ -200,8 +181,7 @@ class ControlClient:
         self._now = now
         # guards _idle and is_closed; reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
-        self._idle: dict[str, list[_Idle]] = {}  # by address; those that were used last at the end
-        self._look_at = now() + _LOOK_S
+        self._idle = IdleLines(now)
         # The keys that a server has answered by, by its address; kept only where it may go by several. Guarded too.
         self._proven: dict[str, ClusterKeys] = {}
         self.is_closed = False
@@ -224,19 +204,18 @@ class ControlClient:
     def forget(self, address: str) -> None:
         """Close the idle sockets to a peer that is gone."""
         with self._lock:
-            idle = self._idle.pop(address, [])
+            lines = self._idle.forget(address)
             self._proven.pop(address, None)
-        for each in idle:
-            each.line.socket.close()
+        for line in lines:
+            line.socket.close()
 
     def close(self) -> None:
         """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`GLANCE_MS`."""
         with self._lock:
             self.is_closed = True
-            idle = [each for those in self._idle.values() for each in those]
-            self._idle.clear()
-        for each in idle:
-            each.line.socket.close()
+            lines = self._idle.forget_all()
+        for line in lines:
+            line.socket.close()
 
     @property
     def n_secrets(self) -> int:
@@ -246,7 +225,7 @@ class ControlClient:
     def has_idle(self, address: str) -> bool:
         """Whether there is a line to a peer by which nothing is asked."""
         with self._lock:
-            return bool(self._idle.get(address))
+            return self._idle.has(address)
 
     def next_id(self) -> int:
         """Return the number of another request."""
@@ -261,8 +240,8 @@ class ControlClient:
         with self._lock:
             if self.is_closed:
                 raise ClosedError("the node is closed")
-            if idle := self._idle.get(address):
-                return [idle.pop().line]
+            if (idle := self._idle.take(address)) is not None:
+                return [idle]
             proven = self._proven.get(address)
         if (numeric := self._names.numeric(address)) is None:
             return []
@@ -303,31 +282,18 @@ class ControlClient:
 
     def give_back(self, address: str, line: Line) -> None:
         """Take a line that has answered, and by which nothing is asked, for the next request."""
-        now, to_close = self._now(), [line]
+        to_close = [line]
         with self._lock:
             if not self.is_closed:
-                idle = self._idle.setdefault(address, [])
                 if self._keys.accepted:
                     self._proven[address] = line.keys
-                if len(idle) < _IDLE_SOCKETS:
-                    idle.append(_Idle(line, now))
+                if self._idle.keep(address, line):
                     to_close = []
-            if now >= self._look_at:
-                self._look_at = now + _LOOK_S
-                to_close += self._take_unused(now)
-        for unused in to_close:
-            unused.socket.close()
-
-    def _take_unused(self, now: float) -> list[Line]:
-        """With the lock: take out what was not used for long, and forget where nothing is left."""
-        unused: list[Line] = []
-        for address, idle in list(self._idle.items()):
-            unused += [each.line for each in idle if each.since + _UNUSED_S <= now]
-            idle[:] = [each for each in idle if each.since + _UNUSED_S > now]
-            if not idle:
-                del self._idle[address]
-                self._proven.pop(address, None)
-        return unused
+            unused, empty = self._idle.take_unused()
+            for each in empty:
+                self._proven.pop(each, None)
+        for old in (*to_close, *unused):
+            old.socket.close()
 
     def doubt(self, address: str) -> None:
         """Find out anew by which secret it goes, if there are several: it may have been started again with another."""

@@ -348,7 +348,7 @@ def test_alone_or_without_time_it_hands_nothing_over(start: Callable[..., Node])
 def test_what_one_took_who_falls_silent_goes_to_others(
     start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2pkv.cache.drain._BATCH", 8)
+    monkeypatch.setattr("p2pkv.cache.drain_work._BATCH", 8)
     monkeypatch.setattr("p2pkv.cache.drain._ANSWER_S", 1.0)
     node, silent, other = start("node"), start("silent"), start("other", pool_size=2 * POOL)
     published(node)

@@ -232,7 +232,7 @@ def test_one_idle_connection_is_left_of_several_that_have_answered(bench: Bench)
         bench.server.answer()
     bench.late(3)
     eventually(lambda: bench.lines.late() == [] and bench.lines.n_waiting == 0, 10.0)
-    assert len(bench.client._idle[bench.server.address]) == 1
+    assert len(bench.client._idle._by_address[bench.server.address]) == 1
 
 
 def test_a_server_of_another_secret_after_a_restart_is_heard_at_the_second_question() -> None:
