@@ -29,7 +29,7 @@ class Work:
     def __init__(self, uses: NDArray[np.void]) -> None:
         self._changed = threading.Condition()  # its lock guards all below
         self._left: deque[NDArray[np.void]] = deque([uses] if len(uses) else [])
-        self._n_taken = 0  # batches that were taken and not settled
+        self._n_taken = 0  # how many batches were taken and are not settled
 
     @property
     def has_some(self) -> bool:

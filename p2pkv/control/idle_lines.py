@@ -36,7 +36,7 @@ class IdleLines:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._by_address: dict[str, list[_Idle]] = {}  # those that were used last at the end
+        self._by_address: dict[str, list[_Idle]] = {}  # those that were used last are at the end
         self._look_at = now() + _LOOK_S
 
     def has(self, address: str) -> bool:

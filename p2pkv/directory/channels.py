@@ -183,7 +183,7 @@ class DirectoryChannels:
             openers = list(self._openers)
         for opener in openers:
             opener.join()
-        self._seated = _nobody  # who told may lead here, and is not to wait for the garbage collector
+        self._seated = _nobody  # what told may lead back here, and is not to wait for the garbage collector
 
     def _want(self, member: Member) -> None:
         failed = self._failed.get(member.node_id)

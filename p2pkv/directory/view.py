@@ -123,7 +123,7 @@ class View(Mapping[str, Member]):
     def __init__(self, members: Iterable[Member] = ()) -> None:
         self._members: dict[str, Member] = {}
         self._by_key: dict[int, Member] = {}
-        self._present: tuple[Member, ...] | None = None  # asked for several times a turn, and made once
+        self._present: tuple[Member, ...] | None = None  # it is asked for several times a turn, and made once
         self.digest = 0
         for member in members:
             self._put(member)

@@ -63,7 +63,7 @@ class Meeting:
         self._n_changes = 0
         self._is_closed = False
         self._until: dict[_Awaited, float] = {}
-        # of members; each held while that node is connected to
+        # Each member has one, which is held while it is connected to.
         self._connecting: dict[str, threading.Lock] = {}
 
     def meet(self, node_id: str, boot_epoch: int | None, deadline: float) -> bool:

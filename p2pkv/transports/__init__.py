@@ -84,9 +84,8 @@ def transport_class(name: str, options: AllOptions = _NONE_SET) -> type[Transpor
 
 def check_name(name: str) -> None:
     """Raise ConfigError, with the nearest name, if no transport is called ``name``."""
-    if (
-        name in BUILT_IN
-    ):  # to look through what is installed takes longer than all else at the start of a node
+    # To look through what is installed takes longer than all else at the start of a node.
+    if name in BUILT_IN:
         return
     known = names()
     if name not in known:

@@ -13,7 +13,7 @@ from patience import PATIENCE
 def forked(in_child: Callable[[], None]) -> int:
     """Return the exit code of a child that does so and ends; it is ended by itself if it hangs for a minute."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking with threads, which is the point here
+        warnings.simplefilter("ignore")  # forking with threads is warned of, and is the point here
         child = os.fork()
     if not child:
         try:

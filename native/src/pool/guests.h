@@ -157,7 +157,7 @@ class Guests {
   };
   struct Follower {
     int64_t absent_since = 0;  // 0: it is a member, or was not looked for since it came
-    uint64_t asked = 0;        // among all that were asked to be followed, when it asked last
+    uint64_t asked = 0;        // its last question's number among those of all
   };
   struct Source {
     TakenBack heard{};
@@ -189,7 +189,7 @@ class Guests {
   uint64_t number_ = 0;
   std::map<uint64_t, Follower> followers_;
   uint64_t n_follows_ = 0;
-  std::set<uint64_t> members_;  // as this node was told of them last
+  std::set<uint64_t> members_;  // those that this node was told of last
   std::unordered_map<Key, Guest, KeyHash> guests_;
   std::map<uint64_t, Source> sources_;
   std::deque<std::unique_ptr<Group>> going_;  // the front one first

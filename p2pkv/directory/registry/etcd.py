@@ -99,7 +99,7 @@ class EtcdStore(Store):
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
         until = time.monotonic() + timeout
         key = _text(self._prefix + quote(name, safe="").encode())
-        # first: where nothing may be written, as with the alarm NOSPACE, what was written before stays
+        # The lease is renewed first: where nothing may be written, as with the alarm NOSPACE, what is there stays.
         if self._lease is None or not self._keeps_lease(until):
             granted = self._ask("lease/grant", {"TTL": str(self._url.ttl)}, until)
             self._lease = str(granted["ID"])
