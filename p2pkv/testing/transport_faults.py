@@ -28,6 +28,9 @@ from p2pkv.testing.transport_peer import (
 from p2pkv.transports.base import Endpoint, RemoteRegion, Status, Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 
+_MOST_GROWTHS = 3
+"""So often a process may be larger than before, and is looked at once more."""
+
 
 class FaultRules(TransportFixtures):
     """A peer may die, stop, lie or flood; it costs its readers misses and nobody else anything."""
@@ -168,8 +171,19 @@ class FaultRules(TransportFixtures):
         self.check_cycles(reader, 1000)
 
     def check_cycles(self, reader: Reader, n: int) -> None:
-        """Check that nothing of this process grows with the number of peers it has seen."""
+        """Check that nothing of this process grows with the number of peers it has seen.
+
+        What leaks grows every time. An arena more of malloc's, or a pool more of the transport's library, of tens of
+        megabytes each, is taken once and no leak.
+        """
         self.cycle(reader, 20)  # allocators and caches warm up
+        grown = [self._growth(reader, n)]
+        while any(grown[-1]) and len(grown) < _MOST_GROWTHS:
+            grown.append(self._growth(reader, n))
+        assert not any(grown[-1]), grown
+
+    def _growth(self, reader: Reader, n: int) -> tuple[int, int]:
+        """Return by how many mappings and bytes this process grows over so many peers, beyond what may vary."""
         gc.collect()
         before = usage()
         self.cycle(reader, n)
@@ -177,8 +191,8 @@ class FaultRules(TransportFixtures):
         assert eventually(lambda: usage()["threads"] <= before["threads"]), (before, usage())
         after = usage()
         assert after["fds"] <= before["fds"]
-        assert after["maps"] <= before["maps"] + 12, (before, after)  # malloc's arenas vary
-        assert after["resident"] <= before["resident"] + (24 << 20), (before, after)
+        n_maps, nbytes = after["maps"] - before["maps"], after["resident"] - before["resident"]
+        return (n_maps if n_maps > 12 else 0), (nbytes if nbytes > 24 << 20 else 0)
 
     @pytest.fixture
     def not_ours(self) -> list[listening.Address]:
