@@ -8,8 +8,6 @@ A package names its class in its ``pyproject.toml``, and p2pkv knows it by that 
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -47,12 +45,6 @@ def load(group: str, name: str, base: type[T]) -> type[T]:
 
 
 def _entry_points(group: str) -> EntryPoints:
-    return _entry_points_on(tuple(sys.path), group)
-
-
-@functools.cache
-def _entry_points_on(_path: tuple[str, ...], group: str) -> EntryPoints:
-    """Look them up once: what each of two hundred packages has is read for that."""
     # imported here: it takes longer than most of what p2pkv imports, and few look for plugins
     from importlib.metadata import entry_points
 

@@ -82,13 +82,15 @@ def transport_class(name: str, options: AllOptions = _NONE_SET) -> type[Transpor
     return transport
 
 
+def _is_known(name: str) -> bool:
+    # It takes longer than all else at the start of a node to look through what is installed.
+    return name in BUILT_IN or name in names()
+
+
 def check_name(name: str) -> None:
     """Raise ConfigError, with the nearest name, if no transport is called ``name``."""
-    # To look through what is installed takes longer than all else at the start of a node.
-    if name in BUILT_IN:
-        return
-    known = names()
-    if name not in known:
+    if not _is_known(name):
+        known = names()
         nearest = difflib.get_close_matches(name, [*known, "auto"], n=1)
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are {', '.join(known)}"
         raise ConfigError(f"unknown transport {shown(name)}; {hint}")
@@ -126,7 +128,7 @@ def read_options(setting: object) -> dict[str, dict[str, object]]:
         )
     read: dict[str, dict[str, object]] = {}
     for name, values in setting.items():
-        if name not in BUILT_IN and name not in names():
+        if not _is_known(name):
             raise ConfigError(f"{SETTING}: unknown transport {shown(name)}{nearest(str(name), names())}")
         options = options_of(name, values)
         read[name] = {option: getattr(options, option) for option in values}
