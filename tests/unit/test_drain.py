@@ -376,32 +376,12 @@ def test_what_one_took_who_falls_silent_goes_to_others(
     assert all(in_pool(other))
 
 
-def test_closing_ends_a_drain(start: Callable[..., Node]) -> None:
-    node, other = start("node"), start("other")
-    published(node)
-    # what is asked of the other one waits for its prefetches, of which this one will not end by itself
-    parts = other._parts.caching
-    assert parts is not None
-    is_held, may_go_on = threading.Event(), threading.Event()
-    read = parts.prefetcher._read
+def held_by(node: Node) -> tuple[threading.Event, threading.Event]:
+    """Have a prefetch of this node, for which whoever hands pages over to it waits, not end by itself.
 
-    def held(*arguments: object) -> object:
-        is_held.set()
-        assert may_go_on.wait(30.0)
-        return read(*arguments)  # type: ignore[arg-type]
-
-    parts.prefetcher._read = held  # type: ignore[assignment]
-    node.begin_drain(60.0)
-    assert is_held.wait(30.0)
-    node.close()
-    may_go_on.set()
-    assert node.drained is None
-
-
-def test_who_drains_meanwhile_waits_no_longer_than_he_said(start: Callable[..., Node]) -> None:
-    node, other = start("node"), start("other")
-    published(node)
-    parts = other._parts.caching
+    Returns what is set once one is held, and what lets it go on.
+    """
+    parts = node._parts.caching
     assert parts is not None
     is_held, may_go_on = threading.Event(), threading.Event()
     read = parts.prefetcher._read
@@ -412,6 +392,24 @@ def test_who_drains_meanwhile_waits_no_longer_than_he_said(start: Callable[..., 
         return read(*arguments)  # type: ignore[arg-type]
 
     parts.prefetcher._read = held  # type: ignore[assignment]
+    return is_held, may_go_on
+
+
+def test_closing_ends_a_drain(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    is_held, may_go_on = held_by(other)
+    node.begin_drain(60.0)
+    assert is_held.wait(30.0)
+    node.close()
+    may_go_on.set()
+    assert node.drained is None
+
+
+def test_who_drains_meanwhile_waits_no_longer_than_he_said(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    is_held, may_go_on = held_by(other)
     node.begin_drain(50.0)
     assert is_held.wait(30.0)
     with returns_within(0.2 + 0.1):
