@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from p2pkv.page import KEY_BYTES
 
 USE = np.dtype([("key", "u1", KEY_BYTES), ("stamp", "<u8"), ("nbytes", "<u8")])
-"""What the pool lists of a page: 32 bytes, which is all that a drain remembers of each. It counts their blocks."""
+"""The pool lists this of a page, and a drain remembers no more of each than these 32 bytes; it counts their blocks."""
 LISTED = 1024
 """Pages that the pool lists at a time."""
 _BATCH = 64

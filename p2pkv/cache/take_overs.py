@@ -60,7 +60,7 @@ class _Taken:
         self._batches: list[Keys] = []
         self._n = self._n_touched = 0
         self.nbytes = 0
-        """What they took of the pool when they came."""
+        """They took so many of the pool when they came."""
 
     def add(self, ids: Keys, nbytes: int) -> bool:
         """Remember more of them; whether they are twice as many as when they were put in order last."""

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _FRESH_S = 30.0
 """Until a name is looked up again; meanwhile, and for as long as that takes, what it was last is used."""
 _RETRY_S = 2.0
-"""The same for a name that nobody knew, or by which nobody answers: its host may have another number by now."""
+"""So soon a name is looked up again that nobody knew, or by which nobody answers: its host may have another number."""
 _MAX_LOOK_UPS = 16
 """Under way at a time: addresses come from peers too."""
 _MAX_NAMES = 4096

@@ -54,8 +54,8 @@ _RECONNECT_MS = 500
 _SILENT_S = 0.1
 """Who was waited for no longer than that, as an owner of entries beside others, may only be slow."""
 _ANSWERS_QUEUED = 4
-"""Of one socket, of up to 1 MiB each; a peer that sends without being asked is read no further. By ZMQ's own default,
-1,000, it would take a GiB of this process's memory, a tenant's member that of the cluster around as well."""
+"""One socket has so many, of up to 1 MiB each; a peer that sends without being asked is read no further. With ZMQ's
+default, 1,000, it would take a GiB of this process's memory, a tenant's member that of the cluster around as well."""
 MAX_SOCKETS = 16384
 """Of a node's ZMQ context. ZMQ's own default, 1023, is less than a large cluster has members, each of which is probed
 over a socket of its own."""

@@ -1,4 +1,4 @@
-"""What a module's tests share is made by one of pytest's processes, whichever runs them."""
+"""One of pytest's processes runs all tests of a module that share something, and makes that once."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from p2pkv.errors import RegistryError
 from p2pkv.store_url import read_store_url
 
 NOTHING = {"header": {"revision": "5"}, "metadata": {"resourceVersion": "5"}, "items": []}
-"""What both kinds of store say of no records."""
+"""Both kinds of store say this where there are no records."""
 ODD = {
     "an old etcd": (404, {"message": "page not found"}),
     "another service": (200, {"status": "ok"}),

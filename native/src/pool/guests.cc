@@ -277,8 +277,8 @@ Guests::Stats Guests::stats() {
 
 // --- with the lock
 
-// Whoever is no member can be told nothing. So a member takes the place of the one of these that has asked
-// longest ago, and a peer that follows under names it has made up keeps out nobody but such.
+// Nobody can tell those anything who are no members. So a member takes the place of the one of these that has
+// asked longest ago, and a peer that follows under names it has made up keeps out nobody but such.
 bool Guests::has_place_for(uint64_t follower) {
   if (followers_.count(follower) > 0 || followers_.size() < kMostFollowers) return true;
   if (members_.count(follower) == 0) return false;
