@@ -197,6 +197,20 @@ TEST(control_loop_answers_others_while_many_guests_go) {
   served.loop.serve_guests(nullptr);
 }
 
+TEST(control_loop_keeps_questions_for_a_cache_that_is_about_to_be_there) {
+  Served served("starting");
+  Client client(served.context, served.address);
+  CHECK(status_of(client.ask(Kind::kTakeOver, 0, {})) == ReplyStatus::kRefused);
+  served.loop.await_guests();
+  client.send(Client::pack(Kind::kTakeOver, 2, 0, {}));
+  auto kept = served.loop.take(Kind::kTakeOver, 60.0);
+  CHECK(kept.has_value());
+  served.loop.reply(kept->route, ReplyStatus::kOk, "room");
+  CHECK(client.receive()->body == "room");
+  served.loop.serve_guests(nullptr);
+  CHECK(status_of(client.ask(Kind::kTakeOver, 0, {})) == ReplyStatus::kRefused);
+}
+
 TEST(control_loop_answers_no_one_before_it_is_announced_and_after_it_withdrew) {
   Served served("announced");
   Client client(served.context, served.address);

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pkv.cache.departures import Departures
 from p2pkv.cache.drain_work import LISTED, USE, Work
 from p2pkv.cache.drained import Drained, sentence
 from p2pkv.cache.guests import Followers, TakingBack
@@ -44,6 +45,8 @@ _ITS_SHARE = 0.9
 """Of that time what the other node is told that it has; the rest is for its answer's way."""
 _LET_GO_SHARE, _LET_GO_S = 0.2, 1.0
 """Of the time, and at most: what is kept for letting go in the end."""
+_RETURN_SHARE, _RETURN_S = 0.1, 2.0
+"""Likewise: how long those who left a moment ago are waited for. A view that has changed goes round in a second."""
 _TAKEN = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT)
 _LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT, PrefetchOutcome.CANCELED)
 _OPEN = (PrefetchOutcome.NO_ROOM, *_LATE)
@@ -86,6 +89,7 @@ class Drainer:
         boot: Callable[[], int],
         client: ControlClient,
         members: Callable[[], Mapping[int, Member]],
+        departures: Departures,
         followers: Followers,
         taking_back: TakingBack,
         directory: DirectoryClient,
@@ -103,6 +107,7 @@ class Drainer:
         self._boot = boot
         self._client = client
         self._members = members
+        self._departures = departures
         self._followers = followers
         self._taking_back = taking_back
         self._directory = directory
@@ -186,8 +191,10 @@ class Drainer:
         receivers = self._receivers(asked, pages_until) if len(uses) and seconds > 0 else []
         # Into free room first, wherever that is: it costs nobody a page.
         self._hand_out(work, receivers, pages_until, may_replace=False)
-        if receivers and work.has_some:
-            # Who was restarted just before this node leaves has most room, and may have become known meanwhile only.
+        if seconds > 0 and work.has_some:
+            # Who was restarted just before this node leaves has most room, and may not be known here yet.
+            waits = min(_RETURN_S, _RETURN_SHARE * seconds)
+            self._departures.wait(min(pages_until, time.monotonic() + waits))
             receivers += self._receivers(asked, pages_until)
             self._hand_out(work, receivers, pages_until, may_replace=False)
         self._hand_out(work, receivers, pages_until, may_replace=True)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from p2pkv import _native
 from p2pkv.attach.host import Host
+from p2pkv.cache.departures import Departures
 from p2pkv.cache.drain import Drainer
 from p2pkv.cache.drained import Drained
 from p2pkv.cache.guests import Followers, Sources, TakingBack
@@ -68,6 +69,7 @@ class CacheParts:
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
         self.on_settled: Callable[[], None] = lambda: None
         """Called when a pool that was gone on with is announced anew: its earlier boots are over."""
+        self._departures = Departures()
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
         self.figures = CacheFigures(self, control, metrics, own_key)
         self._changes = _native.ChangeLog(LOG_CAPACITY if config.kv_events else 0, control.history)
@@ -108,6 +110,7 @@ class CacheParts:
         self._left_epoch = self._control.epochs.own
         self.guests = _native.Guests(self.pool.native, self._control.epochs)
         """It knows which pages of the pool are other nodes', and who has pages of this one."""
+        self._control.server.loop.await_guests()
         # before it has pages; memory that nobody has touched would say how fast the kernel clears it
         is_fresh = self._config.prefault != "behind" and not kept.n_adopted
         copies.choose(self._config.copy_kernel, self.pool.native if is_fresh else None)
@@ -278,6 +281,7 @@ class CacheParts:
             boot=lambda: self._boot,
             client=self._control.client,
             members=self.members,
+            departures=self._departures,
             followers=self.followers,
             taking_back=taking_back,
             directory=self.directory,
@@ -385,6 +389,7 @@ class CacheParts:
         self.directory.set_view(new)
         # After that: whom nothing is read from any more need not hear what is taken back.
         self._others = {member.key: member for member in new.present() if member.key != self._own_key}
+        self._departures.view_changed(self._others.values(), gone)
         if self._is_serving:
             for member in gone:
                 self.cache.locations.drop_owner(node_key(member.node_id))

@@ -199,6 +199,53 @@ def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
+def test_who_is_being_restarted_is_waited_for_before_others_lose_pages(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    monkeypatch.setattr("p2pkv.cache.drain._RETURN_S", 60.0)
+    node, restarted = start("node"), start("restarted")
+    theirs = [f"small {i}" for i in range(16)]
+    if not is_alone:
+        small = start("small", pool_size=POOL // 4)
+        published(small, theirs)
+    published(node)
+    restarted.drain(5.0)
+    restarted.close()
+    eventually(lambda: "restarted" not in {m.node_id for m in node.members()}, 30.0)
+    caching = node._parts.caching
+    assert caching is not None
+    waits, waiting = caching._departures.wait, threading.Event()
+
+    def wait(until: float) -> None:
+        waiting.set()
+        waits(until)
+
+    monkeypatch.setattr(caching._departures, "wait", wait)
+    node.begin_drain(600.0)
+    assert waiting.wait(30.0)
+    again = Node.start(
+        Config(node_id="restarted", join=[node.address], pool_size=POOL, buffer_size=0, deadline=5.0)
+    )
+    eventually(lambda: node.drained is not None, 30.0)
+    assert node.drained is not None
+    assert node.drained.receivers == {"restarted": len(KEYS)}
+    assert is_alone or all(in_pool(small, theirs))
+    again.close()
+
+
+def test_who_does_not_come_back_costs_a_part_of_the_time(start: Callable[..., Node]) -> None:
+    node, other, gone = start("node"), start("other", pool_size=POOL // 4), start("gone")
+    published(node)
+    gone.close()
+    eventually(lambda: len(node.members()) == 2, 30.0)
+    with returns_within(2.0):
+        drained = node.drain(1.0)
+    assert drained.receivers == {"other": 16}
+    assert drained.seconds >= 0.1
+    assert other.counters()["p2pkv_adopted_pages_total"] == 16
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_who_answers_late_is_asked_again(
     start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, is_alone: bool
 ) -> None:

@@ -178,6 +178,7 @@ void bind_loop(nb::module_& m) {
             self.native->serve_guests(std::move(guests));
           },
           "guests"_a.none())
+      .def("await_guests", [](BoundLoop& self) { self.native->await_guests(); })
       .def(
           "unbind",
           [](BoundLoop& self, const std::string& address) {

@@ -129,7 +129,7 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kTakeBack:
       return take_back(peer, header, body);
     case Kind::kHandOver:
-      if (guests() == nullptr) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
+      if (!has_cache()) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
       if (body.rest().size() > (wire::kMaxEntries + 1) * sizeof(Key)) {
         return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a hand-over");
       }
@@ -137,7 +137,7 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kTakeOver:
     case Kind::kLetGo:
     case Kind::kDrain:
-      if (guests() == nullptr) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
+      if (!has_cache()) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
       if (body.rest().size() > kMaxTakeOver) {
         return refuse(peer, header, ReplyStatus::kMalformed, "too many pages to be taken over at once");
       }

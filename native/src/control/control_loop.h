@@ -76,6 +76,8 @@ class ControlLoop {
 
   // Has `guests` answer who follows this node, and hear what those take back that it follows; null: nobody.
   void serve_guests(std::shared_ptr<Guests> guests);
+  // Has questions about this node's cache wait until then: it is a member, and asked, before it has one.
+  void await_guests();
 
   // Binds one more address. 0 or an errno; blocks until the loop has done it.
   int bind(const std::string& address);
@@ -130,6 +132,7 @@ class ControlLoop {
   void take_back(const std::string& peer, const wire::Header& header, wire::Reader body);
   void go_on_taking_back();
   std::shared_ptr<Guests> guests();
+  bool has_cache();  // or is about to
   void explain(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
   int rebind(BindRequest request);
@@ -151,6 +154,7 @@ class ControlLoop {
   std::shared_ptr<DirectoryServer> directory_;
   std::shared_ptr<Promoter> promoter_;
   std::shared_ptr<Guests> guests_;
+  bool awaits_guests_ = false;
   std::map<wire::Kind, Queue> queues_;
   std::deque<Frames> outgoing_;
   std::deque<BindRequest*> binds_;

@@ -13,6 +13,17 @@ using wire::ReplyStatus;
 void ControlLoop::serve_guests(std::shared_ptr<Guests> guests) {
   const std::lock_guard lock(mutex_);
   guests_ = std::move(guests);
+  awaits_guests_ = false;
+}
+
+void ControlLoop::await_guests() {
+  const std::lock_guard lock(mutex_);
+  awaits_guests_ = true;
+}
+
+bool ControlLoop::has_cache() {
+  const std::lock_guard lock(mutex_);
+  return guests_ != nullptr || awaits_guests_;
 }
 
 std::shared_ptr<Guests> ControlLoop::guests() {
