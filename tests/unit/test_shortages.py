@@ -50,7 +50,7 @@ import sys
 from p2pkv import _native
 
 owner = _native.shm_transport()
-pool = _native.SharedRegion.create(64 << 20)
+pool = _native.SharedRegion.create(256 << 20)  # more than threads of the reader that begin reserve for a moment
 region = owner.register_memory(pool.address, pool.nbytes, pool.fd, True)
 print(region.describe().hex(), flush=True)
 for half in sys.stdin:
