@@ -62,12 +62,22 @@ TEST(holdings_are_the_pages_of_the_pool_and_no_guests) {
   p2pkv::StoreStatus status;
   guests->store(&keys[1], &address, &origin, 1, 0, &guest, &status);
   CHECK(status == p2pkv::StoreStatus::kStored);
-  shard.serve_held(p2pkv::holdings_of(pool, guests));
+  shard.serve_held(p2pkv::holdings_of(pool, guests, {}));
   const Held said = held(shard, keys);
   CHECK(said.found == std::vector<uint8_t>({1, 0, 0}));
   CHECK_EQ(said.locations.size(), 1U);
   CHECK_EQ(said.locations[0].generation, own.location.generation);
   CHECK_EQ(said.locations[0].owner, own.location.owner);
+  const auto behind = [](const Key*, size_t n, uint8_t* found, Location* locations) {
+    CHECK(n == 3 && found[0] == 1 && found[1] == 0 && found[2] == 0);
+    found[2] = 1;
+    locations[2] = Location{};
+    locations[2].owner = 5;
+  };
+  shard.serve_held(p2pkv::holdings_of(pool, guests, behind));
+  const Held with_more = held(shard, keys);
+  CHECK(with_more.found == std::vector<uint8_t>({1, 0, 1}));
+  CHECK_EQ(with_more.locations[1].owner, 5U);
   shard.serve_held({});
   CHECK_EQ(held(shard, keys).locations.size(), 0U);
 }

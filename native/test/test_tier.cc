@@ -226,6 +226,27 @@ TEST(tier_warming_leaves_what_was_promoted_even_if_nothing_pins_it) {
   CHECK_EQ(std::count(found.begin(), found.end(), 1), 16);
 }
 
+TEST(tier_says_at_once_what_is_on_disk_and_nothing_of_what_is_found) {
+  Node node;
+  node.fill(64);
+  CHECK(node.store->flush(Deadline::after(20)));
+  node.pool->purge();
+  std::vector<Key> keys;
+  for (uint64_t i = 60; i < 68; ++i) keys.push_back(key_of(i));  // of which the last four are nowhere
+  std::vector<uint8_t> found(keys.size());
+  std::vector<Location> locations(keys.size());
+  node.tier->locate(keys.data(), keys.size(), found.data(), locations.data());
+  std::vector<uint8_t> at_once(keys.size());
+  std::vector<Location> told(keys.size());
+  at_once[0] = 1;
+  told[0].owner = 7;
+  node.tier->locate_at_once(keys.data(), keys.size(), at_once.data(), told.data());
+  CHECK(at_once == std::vector<uint8_t>({1, 1, 1, 1, 0, 0, 0, 0}));
+  CHECK(at_once == found);
+  CHECK_EQ(told[0].owner, 7U);
+  CHECK(std::memcmp(&told[1], &locations[1], 3 * sizeof(Location)) == 0);
+}
+
 TEST(tier_readers_give_their_pins_back) {
   Node node;
   node.fill(64);

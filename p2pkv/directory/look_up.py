@@ -92,29 +92,29 @@ class LookUp:
         now = self.clock.monotonic()
         return now + min(asking.SILENT_OWNER_S, (self.deadline - now) * _SHARE)
 
-    def _holders(self, route: Route, row: np.intp) -> list[int]:
-        """Return the numbers of the members that have the page in their pools, as its owners named them."""
+    def _holders(self, route: Route, row: np.intp) -> dict[int, bool]:
+        """Return the numbers of the members that have the page as its owners named them, and whether in memory."""
         named = self.locations[row : row + 1]
         if self.others is not None:
             named = np.concatenate([named, self.others.of(self.keys[row : row + 1])])
         said = as_locations(named)
-        owners = said["owner"][said["flags"] & RESIDENT != 0]
-        of_owners = owners[:, None] == route.member_keys
-        members = [int(each) for each in of_owners.argmax(axis=1)[of_owners.any(axis=1)]]
-        return [each for each in dict.fromkeys(members) if each != route.own_index]
+        of_owners = said["owner"][:, None] == route.member_keys
+        is_member = of_owners.any(axis=1) & (of_owners.argmax(axis=1) != route.own_index)
+        in_memory = said["flags"] & RESIDENT != 0
+        return {int(of_owners[each].argmax()): bool(in_memory[each]) for each in np.flatnonzero(is_member)}
 
-    def _ask_all_holders(self, route: Route, holders: list[int], rows: NDArray[np.intp]) -> bool:
+    def _ask_all_holders(self, route: Route, holders: dict[int, bool], rows: NDArray[np.intp]) -> bool:
         """Ask members at once which of these pages they have; whether that is those up to some page, and none after it.
 
-        The first page is one that they were named for. Where several were, and one has it as another node's guest, it
-        says nothing of such pages, which are read often: then nothing that they said counts, and the owners, who name
-        all holders, are to be asked.
+        The first page is one that they were named for. Where several were, and one has it in memory as another node's
+        guest, it says nothing of such pages, which are read often: then nothing that they said counts, and the owners,
+        who name all holders, are to be asked.
         """
         n_holders, n_rows = len(holders), len(rows)
         keys = np.tile(self.keys[rows], (n_holders, 1))
         found = np.zeros(len(keys), np.uint8)
         where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
-        ask = _native.AskBatch.of_members(np.repeat(np.array(holders, np.int32), n_rows), route.table)
+        ask = _native.AskBatch.of_members(np.repeat(np.array(list(holders), np.int32), n_rows), route.table)
         n_asked = sum(n for _, n in ask.asks())  # of who is suspected nothing is asked
         self.metrics.count(self.metrics.looked_up_pages, "holders", n_asked)
         self.owners.ask(route, Question(Kind.HELD, ask, keys, found, where), self._soon())
@@ -126,7 +126,7 @@ class LookUp:
         is_own &= said["boot"] == np.array([each.boot_epoch for each in members], np.uint64)[:, None]
         has = found.reshape(n_holders, n_rows).astype(bool) & is_own
         is_heard = ask.answered().reshape(n_holders, n_rows).astype(bool)
-        if n_holders > 1 and (is_heard & ~has)[:, 0].any():
+        if n_holders > 1 and (is_heard & ~has)[list(holders.values()), 0].any():
             return False
         self._take(rows[1:], has[:, 1:], where.reshape(n_holders, n_rows, -1)[:, 1:])
         is_there = has.any(axis=0)[1:]
@@ -134,13 +134,17 @@ class LookUp:
         return n_leading > 0 and not is_there[n_leading:].any()
 
     def _take(self, rows: NDArray[np.intp], has: NDArray[np.bool], where: NDArray[np.uint8]) -> None:
-        """Take in which of the pages each holder ``has``, ``(k, n)``, and where, ``(k, n, 64)``: the first, and all."""
-        is_there, first = has.any(axis=0), has.argmax(axis=0)
+        """Take in which of the pages each holder ``has``, ``(k, n)``, and where, ``(k, n, 64)``.
+
+        That is the first one that has it in memory, or else on disk, and beside it all others that have it in memory.
+        """
+        in_memory = has & (as_locations(where)["flags"].reshape(has.shape) & RESIDENT != 0)
+        is_there, first = has.any(axis=0), (has.astype(np.uint8) + in_memory).argmax(axis=0)
         there = np.flatnonzero(is_there)
         self.found[rows[there]] = 1
         self.locations[rows[there]] = where[first[there], there]
         if self.others is not None:
-            beside = has.T[there].copy()
+            beside = in_memory.T[there].copy()
             beside[np.arange(len(there)), first[there]] = False
             of_others = where.transpose(1, 0, 2)[there][beside]
             self.others.put(self.keys[rows[there]], of_others, beside.sum(axis=1, dtype=np.uint8))

@@ -135,10 +135,11 @@ class CacheParts:
         self.pool.set_boot(boot)
         self.tier = self._open_disk(boot, undo, disk_faults) if config.disk_nbytes else None
         # Not before: without a boot nobody would believe where its pages lie, nor ask who knows it.
-        self._control.shard.serve_held(self.pool.native, self.guests)
+        tier = None if self.tier is None else self.tier.native
+        self._control.shard.serve_held(self.pool.native, self.guests, tier)
         undo.callback(self._control.shard.serve_held, None)
         epochs = self._control.epochs
-        epochs.take_back_from(self.pool.native, None if self.tier is None else self.tier.native)
+        epochs.take_back_from(self.pool.native, tier)
         undo.callback(epochs.take_back_from, None, None)
         if epochs.own != self._left_epoch:
             self.pool.purge()  # what was left is of before a bump that came while this node was away

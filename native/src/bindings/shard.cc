@@ -19,6 +19,7 @@
 #include "bindings/entries.h"
 #include "cache/holdings.h"
 #include "directory/requests.h"
+#include "disk/tier.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -209,11 +210,19 @@ void bind_shard(nb::module_& m) {
       .def("watch", &Shard::watch, "owner"_a)
       .def(
           "serve_held",
-          [](Shard& self, std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests) {
-            self.serve_held(pool == nullptr ? Shard::Held{}
-                                            : holdings_of(std::move(pool), std::move(guests)));
+          [](Shard& self, std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests,
+             std::shared_ptr<Tier> tier) {
+            if (pool == nullptr) return self.serve_held({});
+            Shard::Held behind;
+            if (tier != nullptr) {
+              behind = [tier = std::move(tier)](const Key* keys, size_t n, uint8_t* found,
+                                                Location* locations) {
+                tier->locate_at_once(keys, n, found, locations);
+              };
+            }
+            self.serve_held(holdings_of(std::move(pool), std::move(guests), std::move(behind)));
           },
-          "pool"_a.none(), "guests"_a.none() = nb::none())
+          "pool"_a.none(), "guests"_a.none() = nb::none(), "tier"_a.none() = nb::none())
       .def(
           "take_doubted",
           [](Shard& self, size_t limit) {

@@ -9,9 +9,9 @@
 
 namespace p2pkv {
 
-// Finds the pages of the pool, but no guests: whether these still count is for their owner to say. Nor those
-// on disk: while a large store is cleared its catalog is locked for longer than who looks up may be kept.
-// `guests` may be null.
-Shard::Held holdings_of(std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests);
+// Finds the pages of the pool, but no guests: whether these still count is for their owner to say. What is
+// not found then `behind` may find, which must not wait: the directory answers nobody else meanwhile.
+// `guests` may be null, and `behind` empty.
+Shard::Held holdings_of(std::shared_ptr<Pool> pool, std::shared_ptr<Guests> guests, Shard::Held behind);
 
 }  // namespace p2pkv

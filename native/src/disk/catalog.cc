@@ -20,6 +20,16 @@ void Catalog::contains(const Key* keys, size_t n, uint8_t* found) {
 
 void Catalog::look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
   const Lock lock(mutex_);
+  look_up_locked(keys, n, found, entries);
+}
+
+bool Catalog::try_look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) look_up_locked(keys, n, found, entries);
+  return lock.owns_lock();
+}
+
+void Catalog::look_up_locked(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) const {
   for (size_t i = 0; i < n; ++i) {
     const auto place = index_.find(keys[i]);
     found[i] = place != index_.end();

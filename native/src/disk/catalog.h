@@ -86,6 +86,8 @@ class Catalog {
   void contains(const Key* keys, size_t n, uint8_t* found);
   // Only key, length and checksum of the entries may be used: nothing is held.
   void look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries);
+  // Does the same unless somebody has the lock, as who clears a large store has for long: then false.
+  bool try_look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries);
   // Appends at most `max` keys from `cursor` on (0: the beginning), oldest unit first; returns the next
   // cursor, 0 at the end. What is there throughout is listed.
   uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys);
@@ -146,6 +148,7 @@ class Catalog {
 
   void log(KeyLog& log, const std::vector<Key>& keys);
   // With the lock.
+  void look_up_locked(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) const;
   void retire_locked(Unit* unit, std::vector<Key>* gone, PageEvent why = PageEvent::kEvictedFromDisk);
   void note(const Key& key, PageEvent event);
 

@@ -93,6 +93,10 @@ class DiskStore {
   void look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
     catalog_.look_up(keys, n, found, entries);
   }
+  // Does the same unless the index is locked, as it is for long while a large store is cleared: then false.
+  bool try_look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
+    return catalog_.try_look_up(keys, n, found, entries);
+  }
   // Appends keys from `cursor` on (0: the beginning), `max` at most; returns the next cursor, 0 at the end.
   uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
     return catalog_.list(cursor, max, keys);

@@ -326,7 +326,22 @@ void Tier::locate(const Key* keys, size_t n, uint8_t* found, Location* locations
   std::vector<uint8_t> stored(n);
   std::vector<CatalogEntry> entries(n);
   disk->look_up(keys, n, stored.data(), entries.data());
-  for (size_t i = 0; i < n; ++i) {
+  name_stored(stored, entries, found, locations);
+}
+
+void Tier::locate_at_once(const Key* keys, size_t n, uint8_t* found, Location* locations) {
+  DiskStore* const disk = store();
+  if (disk == nullptr || std::find(found, found + n, uint8_t{0}) == found + n) return;
+  std::vector<uint8_t> stored(n);
+  std::vector<CatalogEntry> entries(n);
+  if (disk->try_look_up(keys, n, stored.data(), entries.data())) {
+    name_stored(stored, entries, found, locations);
+  }
+}
+
+void Tier::name_stored(const std::vector<uint8_t>& stored, const std::vector<CatalogEntry>& entries,
+                       uint8_t* found, Location* locations) const {
+  for (size_t i = 0; i < stored.size(); ++i) {
     if (found[i] != 0 || stored[i] == 0) continue;
     found[i] = 1;
     locations[i] = Location{};

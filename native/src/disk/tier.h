@@ -84,6 +84,8 @@ class Tier : public Promoter {
   }
   // Where pages are now: in the pool, else on disk (then the location is not resident).
   void locate(const Key* keys, size_t n, uint8_t* found, Location* locations);
+  // Of pages that are not `found`, finds those on disk, unless its index is locked: for who must not wait.
+  void locate_at_once(const Key* keys, size_t n, uint8_t* found, Location* locations);
   // Which pages could be read from disk now.
   void contains(const Key* keys, size_t n, uint8_t* found);
   void read(const disk::ReadBatch& batch, const Deadline& deadline, disk::ReadStatus* statuses);
@@ -114,6 +116,8 @@ class Tier : public Promoter {
   disk::DiskStore* store() const { return store_.load(std::memory_order_acquire); }
   uint64_t queue_limit() const;
   size_t offer(const Key* keys, size_t n, uint64_t limit, std::vector<Key>* left);
+  void name_stored(const std::vector<uint8_t>& stored, const std::vector<disk::CatalogEntry>& entries,
+                   uint8_t* found, Location* locations) const;
   void leave_out_guests(const std::vector<Key>& keys, const std::vector<Location>& locations,
                         std::vector<uint8_t>* found, std::vector<uint64_t>* tickets);
   size_t write_pinned(disk::DiskStore& store, const std::vector<Key>& keys, uint64_t* room,
