@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from p2pkv.attach.finding import Finding
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
 from p2pkv.directory.view import DEFAULT_CLUSTER
-from p2pkv.errors import ConfigError, UsageError
+from p2pkv.errors import ConfigError
 from p2pkv.page import Keys, page_key, row_pieces
 from p2pkv.testing.ports import free_port
 from p2pkv.tracing import about
@@ -30,7 +29,6 @@ KEYS = ["a", "b"]
 NBYTES = 64 * 1024
 N_ROOM = 32
 """Pages that the pool of a host has room for."""
-HEARD = "p2pkv_heard_touches_total"
 
 
 def test_calls_of_an_attached_engine_have_spans(tmp_path: Path) -> None:
@@ -307,114 +305,6 @@ def test_what_an_engine_was_shown_goes_with_its_close_and_needs_no_collector(tmp
             assert [ref() for ref in held] == [None] * len(held)
         finally:
             gc.enable()
-
-
-def test_the_host_keeps_what_its_engines_read(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    path = f"unix:{tmp_path}/s"
-    memory = np.ones((N_ROOM, NBYTES), np.uint8)
-    with (
-        Node.start(Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES)) as host,
-        Node.start(Config(attach=path)) as engine,
-    ):
-        for node in (host, engine):
-            node.register_memory(memory)
-        read, unread = [f"read {i}" for i in range(4)], [f"unread {i}" for i in range(4)]
-        assert engine.publish([*read, *unread], memory[:8], timeout=20.0).all()
-        for i in range(4):
-            heard = host.counters()[HEARD]
-
-            def is_heard(heard: float = heard) -> bool:
-                assert engine.fetch(read, memory[:4], timeout=20.0).all()
-                return host.counters()[HEARD] >= heard + len(read)
-
-            eventually(is_heard, 10.0)
-            more = [f"more {i} {k}" for k in range(12)]
-            assert engine.publish(more, memory[:12], timeout=20.0).all()
-        assert engine.fetch(read, memory[:4], timeout=20.0).all()
-        assert not host.exists(unread, timeout=20.0).any()
-
-
-def test_an_engine_that_publishes_without_end_takes_out_its_own_pages(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    path = f"unix:{tmp_path}/s"
-    pages = np.ones((4, NBYTES), np.uint8)
-    quiet_keys, last = [f"quiet-{i}" for i in range(4)], []
-    config = Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES, attach_share=0.25)
-    with (
-        Node.start(config) as host,
-        Node.start(Config(attach=path)) as quiet,
-        Node.start(Config(attach=path)) as greedy,
-    ):
-        for engine in (quiet, greedy):
-            engine.register_memory(pages)
-        assert quiet.publish(quiet_keys, pages, timeout=20.0).all()
-        for batch in range(2 * N_ROOM // len(pages)):
-            last = [f"greedy-{batch}-{i}" for i in range(len(pages))]
-            assert greedy.publish(last, pages, timeout=20.0).all()
-        assert quiet.fetch(quiet_keys, pages, timeout=20.0).all()
-        assert greedy.fetch(last, pages, timeout=20.0).all()
-        told = host.counters()
-    assert told["p2pkv_attach_largest_share_bytes"] == 0.25 * N_ROOM * NBYTES
-    assert told["p2pkv_attach_share_evicted_pages_total"] == 2 * N_ROOM - N_ROOM // 4
-    assert told["p2pkv_pool_used_bytes"] == (0.25 * N_ROOM + 4) * NBYTES
-    assert told["p2pkv_attach_share_refused_pages_total"] == 0
-
-
-def test_what_has_no_room_in_a_share_is_counted(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    path = f"unix:{tmp_path}/s"
-    n_share = N_ROOM // 4
-    pages = np.ones((n_share + 3, NBYTES), np.uint8)
-    config = Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES, attach_share=0.25)
-    with Node.start(config) as host, Node.start(Config(attach=path)) as engine:
-        engine.register_memory(pages)
-        outcomes = engine.publish([f"k{i}" for i in range(len(pages))], pages, timeout=20.0)
-        assert outcomes[:n_share].all()
-        assert not outcomes[n_share:].any()
-        assert host.counters()["p2pkv_attach_share_refused_pages_total"] == 3
-
-
-def test_engines_that_are_away_at_once_find_their_own_shares_again(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    path = f"unix:{tmp_path}/s"
-    pages = np.ones((4, NBYTES), np.uint8)
-    quiet_keys = [f"quiet-{i}" for i in range(4)]
-    config = Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES, attach_share=0.25)
-    with Node.start(config) as host:
-        with (
-            Node.start(Config(node_id="quiet", attach=path)) as quiet,
-            Node.start(Config(node_id="greedy", attach=path)),
-        ):
-            quiet.register_memory(pages)
-            assert quiet.publish(quiet_keys, pages, timeout=20.0).all()
-        with Node.start(Config(node_id="greedy", attach=path)) as greedy:
-            greedy.register_memory(pages)
-            for batch in range(2 * N_ROOM // len(pages)):
-                keys = [f"greedy-{batch}-{i}" for i in range(len(pages))]
-                assert greedy.publish(keys, pages, timeout=20.0).all()
-        assert host.exists(quiet_keys, timeout=20.0).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"attach_share": -0.1}, "attach_share must be 0 to 1 of the pool, not -0.1"),
-        ({"attach_share": 1.5}, "attach_share must be 0 to 1 of the pool, not 1.5"),
-        ({"attach_share": float("nan")}, "attach_share must be"),
-        ({"attach_share": "some"}, "attach_share must be"),
-        ({"attach_requests": 0}, "attach_requests must be 1 to 8, not 0"),
-        ({"attach_requests": 9}, "attach_requests must be 1 to 8, not 9"),
-        ({"attach": "unix:/tmp/s", "attach_share": 0.5}, "the business of the host's node"),
-        (
-            {"node_id": "n", "attach_share": 0.5, "disk_size": "1GiB", "disk_write": "on_evict"},
-            "use 'write_through'",
-        ),
-    ],
-)
-def test_limits_of_engines_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises((ConfigError, UsageError), match=said):
-        Config(**settings)
 
 
 def test_an_engine_says_nothing_for_a_while_after_a_bump(
