@@ -7,10 +7,12 @@ page, so that neither side waits for anybody else.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +36,9 @@ IN_PROCESS = "in process"
 _ENGINE, _NODE = "engine", "node"
 _MOST_TOUCHED = 256 * MIB
 """No more than this is read of a pool, since five pools of it are there at once."""
+_MAPS_IN = "p2pkv-prefault\n"
+"""What a thread is called that maps memory in."""
+_MAPPED_IN_S = 60.0
 
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
@@ -134,6 +139,15 @@ def _local_fetches(meeting: Meeting, plan: Plan) -> Iterator[Row]:
                     batch,
                     least={1: None, 32: 0.75},
                 )
+                mapped_in = partial(pages[_ENGINE].fetch_anew, n_calls, batch, is_mapped_in=True)
+                yield _row(
+                    plan,
+                    "fetch from the own host by an engine that was just started and has mapped the pool in",
+                    {"attached": mapped_in, IN_PROCESS: own},
+                    page_nbytes,
+                    batch,
+                    least={1: None, 32: 0.9},
+                )
 
 
 class LocalPages:
@@ -159,9 +173,14 @@ class LocalPages:
         """Fetch so many batches; return GB/s."""
         return self._fetch_by(self._node, n_calls, batch)
 
-    def fetch_anew(self, n_calls: int, batch: int) -> float:
-        """Do so with an engine that has mapped nothing yet, no page twice; return GB/s."""
+    def fetch_anew(self, n_calls: int, batch: int, *, is_mapped_in: bool = False) -> float:
+        """Do so with an engine that has read nothing yet, no page twice; return GB/s.
+
+        ``is_mapped_in``: when its thread has mapped the pool in, as it does from its start on.
+        """
         with self._ends.attach() as engine:
+            if is_mapped_in:
+                _wait_until_nothing_is_mapped_in()
             return self._fetch_by(engine, min(n_calls, len(self._keys) // batch), batch)
 
     def _fetch_by(self, node: Node, n_calls: int, batch: int) -> float:
@@ -184,6 +203,15 @@ class LocalPages:
     ) -> None:
         if not node.fetch(self._keys[page : page + len(rows)], rows).all():
             raise BenchError("pages that are there were not fetched")
+
+
+def _wait_until_nothing_is_mapped_in() -> None:
+    """Wait for all threads of this process that map memory in."""
+    until = time.monotonic() + _MAPPED_IN_S
+    while any(path.read_text() == _MAPS_IN for path in Path("/proc/self/task").glob("*/comm")):
+        if time.monotonic() > until:
+            raise BenchError(f"a pool was not mapped in within {_MAPPED_IN_S} s")
+        time.sleep(0.01)
 
 
 def _remote_fetches(meeting: Meeting, plan: Plan) -> Iterator[Row]:
