@@ -133,7 +133,10 @@ def test_what_a_pod_writes_lies_on_volumes() -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("components", [(), ("disk",), ("rdma",), ("attach",), ("disk", "rdma", "attach")])
+@pytest.mark.parametrize(
+    "components",
+    [(), ("disk",), ("rdma",), ("attach",), ("disk", "rdma", "attach"), ("attach", "keeper")],
+)
 def test_kustomize_puts_the_parts_together(components: tuple[str, ...], tmp_path: Path) -> None:
     shutil.copytree(NODE, tmp_path / "node")
     (tmp_path / "overlay").mkdir()
@@ -146,19 +149,23 @@ def test_kustomize_puts_the_parts_together(components: tuple[str, ...], tmp_path
         timeout=60,
         check=True,
     ).stdout
-    rendered = {document["kind"]: document for document in yaml.safe_load_all(made)}
+    all_made = list(yaml.safe_load_all(made))
+    rendered = {one["kind"]: one for one in all_made if one["metadata"]["name"] != "p2pkv-keeper"}
     assert set(rendered) == {"ConfigMap", "DaemonSet", "NetworkPolicy", "Service"}
+    assert len(all_made) == 4 + ("keeper" in components)
     spec = rendered["DaemonSet"]["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes["config"]["configMap"]["name"] == rendered["ConfigMap"]["metadata"]["name"]
     of_components = {"disk": "disk", "rdma": "infiniband", "attach": "attach"}
-    assert {name for name, volume in of_components.items() if volume in volumes} == set(components)
+    assert {name for name, volume in of_components.items() if volume in volumes} == set(components) - {
+        "keeper"
+    }
     for container in (*spec["containers"], *spec["initContainers"]):
         assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
     if importlib.util.find_spec("kubernetes_validate") is not None:
         import kubernetes_validate
 
-        for document in rendered.values():
+        for document in all_made:
             kubernetes_validate.validate(document, "1.30", strict=True)
 
 
@@ -184,6 +191,31 @@ def test_an_engine_attaches_where_its_hosts_node_listens() -> None:
     assert spec["securityContext"]["runAsUser"] == pod()["securityContext"]["runAsUser"]
     secret = str(Path(attaches.secret_file or "").parent)
     assert secret in {each["mountPath"] for each in container["volumeMounts"]}
+
+
+def test_a_keeper_listens_where_its_hosts_node_looks_for_it() -> None:
+    [patch] = documents(NODE / "keeper/kustomization.yaml")[0]["patches"]
+    [added] = yaml.safe_load(patch["patch"])
+    variable = added["value"]
+    settings = read_settings(NODE / "node.json")
+    node = Config.load(
+        settings, environ=environ("10.1.2.3", "host-7") | {variable["name"]: variable["value"]}
+    )
+    [keeper] = documents(NODE / "keeper/keeper.yaml")
+    spec = keeper["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert container["command"] == ["p2pkv", "keeper", node.keeper]
+    # the node's own folder of the host, of the same user
+    [attach] = documents(NODE / "attach/kustomization.yaml")[0]["patches"]
+    of_node = {one["path"]: one["value"] for one in yaml.safe_load(attach["patch"])}
+    assert spec["volumes"] == [of_node["/spec/template/spec/volumes/-"]]
+    assert spec["initContainers"] == [of_node["/spec/template/spec/initContainers/-"]]
+    assert container["volumeMounts"] == [of_node["/spec/template/spec/containers/0/volumeMounts/-"]]
+    assert str(Path(node.keeper.removeprefix("unix:")).parent) == container["volumeMounts"][0]["mountPath"]
+    assert spec["securityContext"] == pod()["securityContext"]
+    # the kernel may count the pool here, and an update of both at once would lose it
+    assert nbytes(container["resources"]["limits"]["memory"]) >= node.pool_nbytes + (512 << 20)
+    assert keeper["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
 _OTHERS = ("kustomize.", "keda.", "inference.", "gateway.")

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,19 @@ if importlib.util.find_spec("helm_python") is None:
     pytest.skip("helm-python-sdk, Helm as a library, is not installed", allow_module_level=True)
 
 from helm_python.chart import Chart, lint  # noqa: E402
-from helm_python.errors import HelmValuesError  # noqa: E402
+from helm_python.errors import HelmRenderError, HelmValuesError  # noqa: E402
 
 Document = dict[str, Any]
 
 
 def rendered(**values: object) -> dict[str, Document]:
     made = Chart.load(CHART).render(values, name="p2pkv", namespace="default")
-    return {
-        document["kind"]: document
-        for text in made.values()
-        for document in yaml.safe_load_all(text)
-        if document
-    }
+    return by_kind(document for text in made.values() for document in yaml.safe_load_all(text) if document)
+
+
+def by_kind(documents: Iterable[Document]) -> dict[str, Document]:
+    """Return them by kind; the keeper's, which is a second DaemonSet, as Keeper."""
+    return {"Keeper" if one["metadata"]["name"] == "p2pkv-keeper" else one["kind"]: one for one in documents}
 
 
 def by_kustomize(folder: Path, components: list[str]) -> dict[str, Document]:
@@ -52,7 +53,7 @@ def by_kustomize(folder: Path, components: list[str]) -> dict[str, Document]:
         timeout=60,
         check=True,
     ).stdout
-    return {document["kind"]: document for document in yaml.safe_load_all(made)}
+    return by_kind(yaml.safe_load_all(made))
 
 
 def settled(documents: dict[str, Document]) -> dict[str, Document]:
@@ -74,7 +75,9 @@ def settled(documents: dict[str, Document]) -> dict[str, Document]:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize(
-    "components", [[], ["disk"], ["rdma"], ["attach"], ["disk", "attach"], ["disk", "rdma"]], ids=str
+    "components",
+    [[], ["disk"], ["rdma"], ["attach"], ["disk", "attach"], ["disk", "rdma"], ["attach", "keeper"]],
+    ids=str,
 )
 def test_the_chart_makes_what_kustomize_makes(components: list[str], tmp_path: Path) -> None:
     values = {name: {"enabled": True} for name in components}
@@ -86,6 +89,7 @@ def test_the_chart_makes_what_kustomize_makes(components: list[str], tmp_path: P
     [
         {},
         {"disk": {"enabled": True, "size": "1TiB"}, "rdma": {"enabled": True}, "attach": {"enabled": True}},
+        {"keeper": {"enabled": True}, "attach": {"enabled": True}, "tolerations": [{"operator": "Exists"}]},
         {
             "networkPolicy": {"enabled": False},
             "nodeSelector": {"gpu": "yes"},
@@ -149,6 +153,15 @@ def test_each_round_of_another_secret_is_values(
 def test_values_that_are_none_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(HelmValuesError):
         Chart.load(CHART).validate_schema(values)
+
+
+def test_what_does_not_go_with_a_keeper_is_refused_in_words() -> None:
+    for values, said in [
+        ({"keeper": {"enabled": True}}, r"takes attach\.enabled"),
+        ({name: {"enabled": True} for name in ("keeper", "attach", "disk")}, "refuses a disk"),
+    ]:
+        with pytest.raises(HelmRenderError, match=said):
+            rendered(**values)
 
 
 def test_the_values_that_the_documents_set_are_taken() -> None:
