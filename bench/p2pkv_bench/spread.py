@@ -1,11 +1,13 @@
 """Four readers of pages that three nodes hold, with readers spread over these and without.
 
 Each of the two is a cluster of its own, in processes of their own, and they take turns. How evenly the holders are read
-is as good a figure on a busy machine as on a quiet one; what it brings in bytes is not, where all share its cores.
+is as good a figure on a busy machine as on a quiet one; what it brings in bytes is not, where all share its cores. In
+the end one of the holders stands still, and what that costs a call is measured where pages are read from all three.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,6 +27,8 @@ _PAGE_NBYTES = 64 * KIB
 _BATCH = 32
 _N_PAGES = 128
 _WORKING_SET = 64 * MIB
+_STOPPED_S = 1.0
+"""So long one holder stands still: it is not given up as a member meanwhile."""
 _WARM_S = 2.0
 """So long readers take to look all pages up, to connect, and to know how long reads take."""
 
@@ -37,6 +41,14 @@ class _Figures:
     busiest: list[float] = field(default_factory=list)  # what part of the bytes the busiest holder gave
     idlest: list[float] = field(default_factory=list)
     p99: list[float] = field(default_factory=list)  # us of a call
+
+
+@dataclass
+class _Late:
+    """Holds what rounds came to in which one of the holders stood still."""
+
+    longest: list[float] = field(default_factory=list)  # ms, of all calls of all readers
+    missed: list[float] = field(default_factory=list)  # what part of the pages
 
 
 class _Crowd(Holding):
@@ -83,6 +95,18 @@ class _Crowd(Holding):
             figures.p99.append(percentile([call for a in answers for call in a["calls"]], 99) * 1e6)
         return gb
 
+    def read_while_one_stands_still(self, figures: _Late) -> None:
+        """Have all readers read while the last holder, whose shard knows of none of the pages, does nothing."""
+        for reader in self._readers:
+            reader.send("read_for", seconds=2 * _STOPPED_S, batch=_BATCH, may_miss=True)
+        self._holders[-1].stop()
+        time.sleep(_STOPPED_S)
+        self._holders[-1].resume()
+        answers = [reader.answer() for reader in self._readers]
+        calls = [call for answer in answers for call in answer["calls"]]
+        figures.longest.append(max(calls) * 1e3)
+        figures.missed.append(sum(answer["n_missed"] for answer in answers) / (len(calls) * _BATCH))
+
 
 def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure over each transport."""
@@ -101,6 +125,9 @@ def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:
                 },
                 plan.rounds,
             )
+            late = _Late()
+            for _ in range(plan.rounds):
+                spread.read_while_one_stands_still(late)
         for name, what, unit in (
             ("read", "read by all", "GB/s"),
             ("busiest", "what the busiest holder gave", "part"),
@@ -115,6 +142,20 @@ def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:
                 values,
                 suite="spread",
                 case=f"{_READERS} readers of {_N_PAGES} pages of {len(_HOLDERS)} holders: {what}",
+                unit=unit,
+                transport=transport,
+                page_nbytes=_PAGE_NBYTES,
+                batch=_BATCH,
+                threads=_READERS,
+            )
+        for what, unit, values_of_late in (
+            ("the longest call", "ms", late.longest),
+            ("pages that were missed", "part", late.missed),
+        ):
+            yield make_row(
+                {"spread": values_of_late},
+                suite="spread",
+                case=f"{_READERS} readers, one of {len(_HOLDERS)} holders stands still: {what}",
                 unit=unit,
                 transport=transport,
                 page_nbytes=_PAGE_NBYTES,

@@ -103,10 +103,10 @@ class Worker:
         keys = keys_at(self.node, shard, prefix, n_pages)
         self._reads = Reads(self.node, keys, self.source.pages(page_nbytes)[:n_pages])
 
-    def read_for(self, seconds: float, batch: int) -> dict[str, Any]:
+    def read_for(self, seconds: float, batch: int, may_miss: bool = False) -> dict[str, Any]:
         """Read them over and over for so long; see :meth:`Reads.run`."""
         assert self._reads is not None
-        return self._reads.run(seconds, batch)
+        return self._reads.run(seconds, batch, may_miss=may_miss)
 
     def processor_seconds(self) -> float:
         """Return how long processors have worked for this process."""
