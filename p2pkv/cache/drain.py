@@ -51,6 +51,9 @@ _TAKEN = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT)
 _LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT, PrefetchOutcome.CANCELED)
 _OPEN = (PrefetchOutcome.NO_ROOM, *_LATE)
 """Others may have such a page."""
+_CANT_READ = "it could not read what it was to take over"
+_MOST_IN_VAIN = 3
+"""So many batches in a row that a node could read nothing of mean that its way to this one is barred; a guess."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,10 @@ class _Receiver:
     """It has not answered once: whether it still has what it took is not known."""
     taken: list[NDArray[np.void]] = field(default_factory=list)
     """Pages that it has, those used last first."""
+    unread: list[NDArray[np.void]] = field(default_factory=list)
+    """Pages that are there and could not be read by it; others may have a way to this node where it has none."""
+    n_in_vain: int = 0
+    """So many batches in a row it could read nothing of."""
     n_gone: int = 0
     """Pages that were not there any more when it came to read them."""
 
@@ -202,6 +209,7 @@ class Drainer:
             receivers += self._hand_out_to_late(work, asked, pages_until)
         if self._doubt_the_silent(work, receivers):
             self._hand_out(work, receivers, pages_until, may_replace=True)
+        self._hand_out_unread(receivers, pages_until)
         n_handed_over = sum(receiver.n_taken for receiver in receivers)
         n_adopted = self._let_go(until) if seconds > 0 else 0
         self._lead_elsewhere(receivers, until)
@@ -229,6 +237,17 @@ class Drainer:
                 self._hand_out(work, late, until, may_replace=may_replace)
             receivers += late
         return receivers
+
+    def _hand_out_unread(self, receivers: Sequence[_Receiver], until: float) -> None:
+        """Have others take what one of them could not read."""
+        those = [receiver for receiver in receivers if receiver.unread]
+        for receiver in those:
+            others = [one for one in receivers if one is not receiver]
+            work = Work(np.concatenate(receiver.unread))
+            for may_replace in (False, True):
+                self._hand_out(work, others, until, may_replace=may_replace)
+        for receiver in those:
+            receiver.refusal = receiver.refusal or _CANT_READ
 
     def _doubt_the_silent(self, work: Work, receivers: Sequence[_Receiver]) -> bool:
         """Let others have what was taken by those who are gone, or did not answer; whether there is any."""
@@ -306,11 +325,13 @@ class Drainer:
             given_back = uses
             try:
                 outcomes = self._offer(receiver, uses, min(left, _ANSWER_S), may_replace=may_replace)
-                given_back = uses[np.isin(outcomes, _OPEN)]
+                given_back = np.concatenate(
+                    [_unread(receiver, uses, outcomes), uses[np.isin(outcomes, _OPEN)]]
+                )
             finally:
                 work.settle(given_back)
             receiver.taken.append(uses[np.isin(outcomes, _TAKEN)])
-            receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN))).sum())
+            receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN, PrefetchOutcome.NOT_READ))).sum())
             if np.isin(outcomes, _LATE).any():
                 receiver.refusal = receiver.refusal or "it did not bring them in time"
             if len(refused := uses["nbytes"][outcomes == PrefetchOutcome.NO_ROOM]):
@@ -332,6 +353,10 @@ class Drainer:
         if reply is not None and reply.ok and len(reply.body) == 2 * U64.size + len(entries):
             _take_room(receiver, reply.body)
             outcomes[there] = np.frombuffer(reply.body, np.uint8, offset=2 * U64.size)
+            unread = np.flatnonzero(outcomes == PrefetchOutcome.NOT_READ)
+            if len(unread):
+                found, _ = self._pool.lookup(np.ascontiguousarray(ids[unread]))
+                outcomes[unread[found == 0]] = PrefetchOutcome.NOT_FOUND
         else:
             outcomes[there] = PrefetchOutcome.CANCELED  # others may have them
             receiver.is_silent = reply is None
@@ -374,6 +399,25 @@ class Drainer:
 
 def _take_room(receiver: _Receiver, body: bytes) -> None:
     (receiver.free,), (receiver.replaceable,) = U64.unpack_from(body), U64.unpack_from(body, U64.size)
+
+
+def _unread(receiver: _Receiver, uses: NDArray[np.void], outcomes: NDArray[np.uint8]) -> NDArray[np.void]:
+    """Remember which pages of a batch could not be read; return those that others are to have at once.
+
+    One page that nobody can read costs nobody the others: it comes after them. Who can read nothing is asked no more,
+    and what was tried with it is the first again.
+    """
+    unread: NDArray[np.void] = uses[outcomes == PrefetchOutcome.NOT_READ]
+    for_others: NDArray[np.void] = unread[:0]
+    if not len(unread):
+        receiver.n_in_vain = 0
+        return for_others
+    receiver.unread.append(unread)
+    receiver.n_in_vain = 0 if np.isin(outcomes, _TAKEN).any() else receiver.n_in_vain + 1
+    if receiver.n_in_vain >= _MOST_IN_VAIN:
+        receiver.refusal = receiver.refusal or _CANT_READ
+        for_others, receiver.unread = np.concatenate(receiver.unread), []
+    return for_others
 
 
 def _refusal(status: ReplyStatus, body: bytes) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import pages
 from can_encrypt import needs_libcrypto
@@ -15,7 +16,7 @@ from p2pkv import ClosedError, Config, Drained, Node, UsageError
 from p2pkv.cache.drained import pack_drain
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import LET_GO, TAKE_OVER, Kind, ReplyStatus
-from p2pkv.page import HAS_DISK
+from p2pkv.page import HAS_DISK, Keys, Outcomes, Pieces
 from p2pkv.testing.lateness import returns_within
 
 PAGE = 4096
@@ -277,6 +278,57 @@ def test_who_answers_late_is_asked_again(
     drained = node.drain(20.0)
     may_answer.set()
     assert (drained.receivers.get("held"), left(drained)) == (len(KEYS) - drained.receivers.get("full", 0), 0)
+
+
+def unable_to_read(node: Node, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None = None) -> None:
+    """Have a node read none of these pages, or nothing at all: a firewall lets questions through and no pages, say."""
+    caching = node._parts.caching
+    assert caching is not None
+    read, hidden = (
+        caching.prefetcher._read,
+        None if keys is None else {bytes(one) for one in caching.cache.hash(keys)[1]},
+    )
+
+    def reads_nothing(ids: Keys, pieces: Pieces, raw: NDArray[np.uint8], deadline: float) -> Outcomes:
+        outcomes = read(ids, pieces, raw, deadline)
+        outcomes[[hidden is None or bytes(one) in hidden for one in ids]] = 0
+        return outcomes
+
+    monkeypatch.setattr(caching.prefetcher, "_read", reads_nothing)
+
+
+@pytest.mark.parametrize("n_pages", [8, 60])
+def test_what_a_node_can_not_read_others_take(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, n_pages: int
+) -> None:
+    monkeypatch.setattr("p2pkv.cache.drain_work._BATCH", 8)
+    node, barred, other = start("node"), start("barred", pool_size=4 * POOL), start("other")
+    keys = [f"page {i}" for i in range(n_pages)]
+    published(node, keys)
+    unable_to_read(barred, monkeypatch)
+    drained = node.drain(10.0)
+    assert (drained.receivers, left(drained), drained.reason) == ({"other": n_pages}, 0, "")
+    assert all(in_pool(other, keys))
+
+
+def test_what_nobody_can_read_is_left_and_costs_no_other_page(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pkv.cache.drain_work._BATCH", 1)
+    node, *others = (start(node_id) for node_id in ("node", "one", "two"))
+    published(node)
+    for other in others:
+        unable_to_read(other, monkeypatch, KEYS[-1:])  # which is offered first
+    drained = node.drain(10.0)
+    assert (drained.n_handed_over, left(drained)) == (len(KEYS) - 1, 1)
+    assert "it could not read what it was to take over" in drained.reason
+    counted = node.counters()
+    outcomes = ("handed_over", "left", "gone")
+    assert [counted[f'p2pkv_drained_pages_total{{outcome="{one}"}}'] for one in outcomes] == [
+        len(KEYS) - 1,
+        1,
+        0,
+    ]
 
 
 def test_what_others_have_is_not_put_again(start: Callable[..., Node]) -> None:
