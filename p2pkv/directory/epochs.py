@@ -67,15 +67,16 @@ class EpochKeeper(Resource):
         client: ControlClient,
         members: Callable[[], Iterable[Member]],
         *,
-        remember: Callable[[Callable[[], list[Told]]], None] | None = None,
+        remember: Callable[[Callable[[], list[Told]]], object] | None = None,
         look: Callable[[float], None] | None = None,
-        settle: Callable[[float], None] | None = None,
+        settle: Sequence[Callable[[float], bool]] = (),
         random: Random | None = None,
     ) -> None:
         """``members`` returns those in the view but for this node; ``remember`` is told to write what is known.
 
         ``look`` is for who does not hear at once who is a member: it has ``members`` return them, by a deadline.
-        ``settle`` waits, until a deadline at most, until a bump will hold in the next life of this node as well.
+        ``settle`` is what has to be done for a bump to hold in the next life of this node as well: each waits so many
+        seconds at most for its part, and returns whether nothing is to be waited for any more.
         """
         self._known = known
         self._client = client
@@ -110,8 +111,8 @@ class EpochKeeper(Resource):
             # Somebody knew of a higher one, under which pages may have been published before this call. Whatever is
             # higher than the next one came after that.
             epoch, heard, missing = self._raise(name, deadline)
-        if self._settle is not None:
-            self._settle(deadline)
+        for settle in self._settle:
+            self._wait_for(settle, deadline)
         return Bump(epoch, tuple(sorted(heard)), tuple(sorted(missing)))
 
     def _raise(self, name: bytes, deadline: float) -> tuple[int, set[str], set[str]]:
@@ -130,6 +131,13 @@ class EpochKeeper(Resource):
             heard.update(member.node_id for member in self._tell(lacking, [(name, epoch)], deadline))
         # an id that was restarted meanwhile has been told as what it is now
         return epoch, heard, {node_id for node_id, _ in asked} - heard
+
+    def _wait_for(self, settle: Callable[[float], bool], deadline: float) -> None:
+        while not settle(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+            if self._closed:
+                raise ClosedError("the node is closed")
+            if time.monotonic() >= deadline:
+                return
 
     def _greatest(self) -> int:
         return max((epoch for _, epoch in self._known.all()), default=0)

@@ -6,7 +6,6 @@ of that. Peers tell it as well.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -35,16 +34,16 @@ class EpochsFile:
         """Raise what the last run knew. Never raises."""
         self._file.read(lambda lines: known.raise_to(_parse(lines)))
 
-    def write(self, known: Callable[[], Sequence[tuple[bytes, int]]], most_s: float = math.inf) -> None:
+    def write(self, known: Callable[[], Sequence[tuple[bytes, int]]], wait_s: float | None = None) -> bool:
         """Remember what is ``known`` by the time that the disk takes it, as soon as it can. Never raises.
 
-        The disk is waited for at most ``most_s`` seconds.
+        Returns whether the disk has answered, for which it is waited for a moment, or for ``wait_s`` seconds.
         """
 
         def lines() -> bytes:
             return b"".join(f"{name.hex()}={epoch}\n".encode() for name, epoch in known())
 
-        self._file.write(lines, most_s)
+        return self._file.write(lines, wait_s)
 
     def close(self) -> None:
         """Try no more to write what the disk did not take. Idempotent."""

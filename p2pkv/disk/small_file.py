@@ -7,7 +7,6 @@ for longer than a moment. ``docs/disk.md`` has the formats.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import stat
@@ -28,6 +27,42 @@ _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
 """Between attempts to write what the disk did not take; doubled from the first to the second."""
 _CHECKED = re.compile(rb"(p2pkv ([^\n]+)\nversion=1\nnode=([^\n]+)\n(.*))check=([0-9a-f]{16})\n", re.DOTALL)
+
+
+class _Attempt:
+    """What the disk is to do, on a thread of its own, since a disk may hang: again until it works or that is over."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        """Whether the thread has come to it; one that waits for the disk does what is to be done by then."""
+        self.is_over = threading.Event()
+        """It is not tried again."""
+        self.was_tried = threading.Event()
+        self.error: Exception | None = None
+        """Of the first time."""
+
+    def start(self, act: Callable[[], None]) -> None:
+        def run() -> None:
+            pause = _RETRY_S
+            while True:
+                try:
+                    act()
+                except Exception as error:  # noqa: BLE001  # the top of a thread
+                    if not self.was_tried.is_set():
+                        self.error = error
+                else:
+                    break
+                finally:
+                    self.was_tried.set()
+                if self.is_over.wait(pause):
+                    break
+                pause = min(2 * pause, _LONGEST_RETRY_S)
+
+        try:
+            threading.Thread(target=run, name="p2pkv-small-file", daemon=True).start()
+        except RuntimeError as error:  # no thread is to be had now: the next write is another attempt
+            self.has_begun, self.error = True, error
+            self.was_tried.set()
 
 
 class SmallFile:
@@ -51,7 +86,7 @@ class SmallFile:
         )  # held while a thread writes, however long the disk takes; guards the next
         self._written: bytes | None = None  # the lines, once the disk has taken them
         self._turn = threading.Lock()  # guards the next two
-        self._is_over = threading.Event()  # the last write is not tried again
+        self._last: _Attempt | None = None  # the last write
         self._is_closed = False
         self._log = LimitedLog(_log)
 
@@ -62,67 +97,57 @@ class SmallFile:
             with suppress(FileNotFoundError), _open_own(self.path) as file:
                 take(self._parse(file.read(self._longest + 1)))
 
-        never = threading.Event()
-        never.set()
-        self._within(read, "read", never)
+        once = _Attempt()
+        once.is_over.set()
+        once.start(read)
+        self._wait(once, "read", _WAIT_S)
 
-    def write(self, lines: Callable[[], bytes], most_s: float = math.inf) -> None:
+    def write(self, lines: Callable[[], bytes], wait_s: float | None = None) -> bool:
         """Replace what is there by ``lines``, unless they are what was written last, if the disk can. Never raises.
 
-        ``lines`` is called on another thread, by one at a time, and again at each attempt. The disk is waited for at
-        most ``most_s`` seconds.
+        ``lines`` is called on another thread, by one at a time, and again at each attempt; it says what is to be there
+        at that moment. Returns whether the disk has answered, well or not, for which it is waited for ``wait_s``.
         """
-
-        def write() -> None:
-            with self._lock:
-                text = lines()
-                if text != self._written:
-                    self._replace(text)
-                    self._written = text
-
-        is_over = threading.Event()
         with self._turn:
-            self._is_over.set()
-            self._is_over = is_over
-            if self._is_closed:
-                is_over.set()
-        self._within(write, "written", is_over, most_s)
+            attempt = self._last
+            is_new = attempt is None or attempt.has_begun
+            if (
+                attempt is None or is_new
+            ):  # else it waits for a disk that hangs, and will ask for the lines of then
+                if attempt is not None:
+                    attempt.is_over.set()
+                attempt = self._last = _Attempt()
+                if self._is_closed:
+                    attempt.is_over.set()
+        if is_new:
+            attempt.start(lambda: self._write(attempt, lines))
+        return self._wait(attempt, "written", wait_s)
+
+    def _write(self, attempt: _Attempt, lines: Callable[[], bytes]) -> None:
+        with self._lock:
+            with self._turn:
+                attempt.has_begun = True
+            text = lines()
+            if text != self._written:
+                self._replace(text)
+                self._written = text
 
     def close(self) -> None:
         """Try nothing again any more. Idempotent."""
         with self._turn:
             self._is_closed = True
-            self._is_over.set()
+            if self._last is not None:
+                self._last.is_over.set()
 
-    def _within(
-        self, act: Callable[[], None], done: str, is_over: threading.Event, most_s: float = math.inf
-    ) -> None:
-        """Act on another thread, since a disk may hang, and again until it works or is over; a failure is a warning."""
-        errors: list[Exception] = []
-        was_tried = threading.Event()
-
-        def run() -> None:
-            pause = _RETRY_S
-            while True:
-                try:
-                    act()
-                except Exception as error:  # noqa: BLE001  # the top of a thread
-                    if not was_tried.is_set():
-                        errors.append(error)
-                else:
-                    break
-                finally:
-                    was_tried.set()
-                if is_over.wait(pause):
-                    break
-                pause = min(2 * pause, _LONGEST_RETRY_S)
-
-        threading.Thread(target=run, name="p2pkv-small-file", daemon=True).start()
-        if not was_tried.wait(min(_WAIT_S, most_s)):
-            if most_s >= _WAIT_S:  # who has less time says nothing of the disk
+    def _wait(self, attempt: _Attempt, done: str, wait_s: float | None) -> bool:
+        """Wait for the first attempt, a moment or as long as is said; a failure is a warning."""
+        if not attempt.was_tried.wait(_WAIT_S if wait_s is None else wait_s):
+            if wait_s is None:  # who says how long he waits may have no more time, and learns it
                 self._warn(done, f"the disk did not answer within {_WAIT_S} s")
-        elif errors:
-            self._warn(done, errors[0])
+            return False
+        if attempt.error is not None:
+            self._warn(done, attempt.error)
+        return True
 
     def _warn(self, done: str, why: object) -> None:
         message = "the %s of node %s can't be %s (%s): %s; %s"

@@ -276,8 +276,11 @@ class DiskTier:
         self.native.clear()
 
     def wait_cleared(self, timeout: float) -> bool:
-        """Wait until what was taken back is written, so that no later run finds it, however this one ends."""
-        return self.native.wait_cleared(timeout)
+        """Wait until what was taken back is written, so that no later run finds it, however this one ends.
+
+        A disk that is not open is not waited for.
+        """
+        return self._store is None or self.native.wait_cleared(timeout)
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was taken is written; False if it was not by then, or there is no disk."""

@@ -278,17 +278,18 @@ class NodeParts:
             self.control.gossip,  # whose connections are warm
             lambda: self._others(self.membership.view()),
             remember=None if file is None else file.write,
-            settle=None if file is None else self._settle_bump,
+            settle=() if file is None else (self._write_epochs, self._wait_cleared),
         )
         undo.callback(keeper.close)
         return keeper
 
-    def _settle_bump(self, deadline: float) -> None:
-        """Wait until the disk has it: a node that is killed then finds nothing of before in its next life."""
+    def _write_epochs(self, seconds: float) -> bool:
         assert self._epochs_file is not None
-        self._epochs_file.write(self.control.epochs.all, max(0.0, deadline - time.monotonic()))
-        if self.caching is not None and self.caching.tier is not None:
-            self.caching.tier.wait_cleared(max(0.0, deadline - time.monotonic()))
+        return self._epochs_file.write(self.control.epochs.all, seconds)
+
+    def _wait_cleared(self, seconds: float) -> bool:
+        tier = None if self.caching is None else self.caching.tier
+        return tier is None or tier.wait_cleared(seconds)
 
     def _others(self, view: View) -> list[Member]:
         return [member for member in view.present() if member.node_id != self._config.node_id]

@@ -182,6 +182,23 @@ def test_what_the_disk_did_not_take_is_written_when_it_works_again(
     assert len(caplog.records) == 2
 
 
+def test_without_a_thread_to_be_had_the_next_write_is_another_attempt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = BootFile(str(tmp_path / "disk"), "n1")
+    with monkeypatch.context() as short:
+
+        def start(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        short.setattr(threading.Thread, "start", start)
+        file.write(BOOT)
+        assert file.read() == 0
+    assert "can't start new thread" in caplog.text
+    file.write(BOOT)
+    assert file.read() == BOOT
+
+
 def test_a_closed_file_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_file, "_RETRY_S", 600.0)
     file = BootFile(str(tmp_path / "missing" / "disk"), "n1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +17,14 @@ import zmq
 from typer.testing import CliRunner
 
 from cluster import eventually
-from p2pkv import Config, Node, UsageError, _native
+from p2pkv import ClosedError, Config, Node, UsageError, _native
 from p2pkv.cli import app
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
 from p2pkv.control.wire import Kind, ReplyStatus, pack_epochs, unpack_epochs
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.view import Member
+from p2pkv.disk import small_file
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.page import Namespace, name_digest, scopes
 from p2pkv.testing.lateness import returns_within
@@ -164,6 +166,91 @@ def test_a_bump_waits_for_a_disk_that_hangs_until_its_deadline(tmp_path: Path) -
         finally:
             faults.heal()
         assert bump.unreached == ()
+
+
+def test_a_bump_waits_for_a_slow_disk_for_as_long_as_its_deadline_allows(
+    start: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_file, "_WAIT_S", 0.01)
+    disk, fsync, n_bumps = str(tmp_path / "disk"), os.fsync, 3
+    node = start(node_id="one", disk_size="16MiB", disk_path=disk)
+
+    def slow(descriptor: int) -> None:
+        fsync(descriptor)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(small_file.os, "fsync", slow)
+    for _ in range(n_bumps):
+        epoch = node.bump("another", timeout=30.0).epoch
+        known = _native.NamespaceEpochs()
+        EpochsFile(disk, "one").read(known)
+        assert dict(known.all())[name_digest("another")] == epoch
+
+
+@pytest.mark.parametrize("hangs", ["file", "store"])
+def test_a_node_is_closed_while_a_bump_waits_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    class BreakableNode(Node):
+        _disk_faults = _native.FaultyFiles()
+
+    config = Config(node_id="one", pool_size="1MiB", disk_size="16MiB", disk_path=str(tmp_path / "disk"))
+    node = BreakableNode.start(config)
+    node.publish(KEYS, filled(node))
+    answers, fsync, waits = threading.Event(), os.fsync, threading.Event()
+
+    def hang(descriptor: int) -> None:
+        waits.set()
+        answers.wait()
+        fsync(descriptor)
+
+    def bump() -> None:
+        with pytest.raises(ClosedError):
+            node.bump(timeout=600.0)
+        ended.set()
+
+    bumping, ended = threading.Thread(target=bump), threading.Event()
+    if hangs == "file":
+        monkeypatch.setattr(small_file.os, "fsync", hang)
+    else:
+        BreakableNode._disk_faults.hang(_native.FileCall.WRITE)
+    bumping.start()
+    try:
+        if hangs == "file":
+            assert waits.wait(30.0)
+        node._parts.interrupt()
+        assert ended.wait(30.0)
+    finally:
+        answers.set()
+        BreakableNode._disk_faults.heal()
+        bumping.join()
+        node.close()
+
+
+def test_bumps_on_a_disk_that_hangs_do_not_pile_up(
+    start: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, fsync = threading.Event(), os.fsync
+    node = start(node_id="one", disk_size="16MiB", disk_path=str(tmp_path / "disk"))
+
+    def hang(descriptor: int) -> None:
+        answers.wait()
+        fsync(descriptor)
+
+    def n_threads() -> int:
+        return sum(thread.name == "p2pkv-small-file" for thread in threading.enumerate())
+
+    monkeypatch.setattr(small_file.os, "fsync", hang)
+    try:
+        for _ in range(8):
+            epoch = node.bump("another", timeout=0.01).epoch
+        assert n_threads() <= 2  # one that hangs, and one that will write all that came meanwhile
+    finally:
+        answers.set()
+    eventually(lambda: n_threads() == 0, 30.0)
+    known = _native.NamespaceEpochs()
+    EpochsFile(str(tmp_path / "disk"), "one").read(known)
+    assert dict(known.all())[name_digest("another")] == epoch
 
 
 def test_a_member_that_does_not_answer_is_named() -> None:
