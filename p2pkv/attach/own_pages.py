@@ -57,8 +57,9 @@ class OwnPages:
         with self._lock:
             self._followers = (*self._followers, follower)
             if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="p2pkv-own-pages", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="p2pkv-own-pages", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def add(self, keys: Keys) -> None:
         """Take note of pages that were published. Free where nobody follows."""

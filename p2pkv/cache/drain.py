@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -164,15 +165,21 @@ class Drainer:
         """
         with self._starting:
             if self._thread is None and not self.has_begun:
-                self._has_begun.set()
-                self.seconds = seconds
-                self._retire(seconds)
-                self._thread = threading.Thread(
-                    target=self._run, args=(seconds,), name="p2pkv-drain", daemon=True
+                has_retired = threading.Event()
+                thread = threading.Thread(
+                    target=self._run, args=(seconds, has_retired), name="p2pkv-drain", daemon=True
                 )
-                self._thread.start()
+                thread.start()  # first, since it may fail
+                self._thread = thread
+                try:
+                    self._has_begun.set()
+                    self.seconds = seconds
+                    self._retire(seconds)
+                finally:
+                    has_retired.set()
 
-    def _run(self, seconds: float) -> None:
+    def _run(self, seconds: float, may_drain: threading.Event) -> None:
+        may_drain.wait()
         try:
             self.drain(seconds)
         except ClosedError:
@@ -307,13 +314,16 @@ class Drainer:
         willing = [one for one in receivers if not one.refusal and one.room(may_replace=may_replace)]
         if not willing:
             return
-        with ThreadPoolExecutor(_AT_ONCE, "p2pkv-drain") as threads:
-            futures = [
-                threads.submit(self._fill, work, receiver, until, may_replace=may_replace)
-                for receiver in willing
-            ]
+        futures: list[Future[None]] = []
+        with ThreadPoolExecutor(_AT_ONCE, "p2pkv-drain") as threads, suppress(RuntimeError):
+            # Where no more threads are to be had those that are there do what was submitted.
+            for receiver in willing:
+                futures.append(threads.submit(self._fill, work, receiver, until, may_replace=may_replace))
         for future in futures:
             future.result()
+        if not futures:
+            for receiver in willing:
+                self._fill(work, receiver, until, may_replace=may_replace)
 
     def _fill(self, work: Work, receiver: _Receiver, until: float, *, may_replace: bool) -> None:
         """Hand pages to one node until it has no more room, or the time is over."""

@@ -44,7 +44,7 @@ class PrefetchOutcome(IntEnum):
     CANCELED = 9
     """The prefetch or the node was closed before its turn."""
     REFUSED = 10
-    """Too many pages wait to be brought already."""
+    """Too many pages wait to be brought already, or there is no thread to bring them with."""
 
 
 Settled = Callable[[PrefetchOutcome, int], None]

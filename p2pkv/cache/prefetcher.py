@@ -22,7 +22,7 @@ from p2pkv.cache.guests import Sources, StoreStatus, Word
 from p2pkv.cache.prefetch import Counting, Prefetch, PrefetchOutcome
 from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import ClosedError, P2PKVError
+from p2pkv.errors import ClosedError, P2PKVError, UsageError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.memory.registered import Memory
 from p2pkv.metrics import Metrics
@@ -119,45 +119,57 @@ class Prefetcher:
             if self._is_closed:
                 raise ClosedError("the node is closed")
             n_pages = sum(len(waiting.ids) for waiting in self._waiting)
-            if len(self._waiting) < _MOST_WAITING and n_pages + len(ids) <= _MOST_PAGES:
+            if len(self._waiting) < _MOST_WAITING and n_pages + len(ids) <= _MOST_PAGES and self._start():
                 self._waiting.append(prefetch)
-                self._start()
                 self._changed.notify_all()
                 return prefetch
         prefetch.settle_rest(PrefetchOutcome.REFUSED)
         return prefetch
 
     def take_over(self, ids: Keys, raw: NDArray[np.uint8], epoch: int, deadline: float) -> Prefetch:
-        """Have pages brought from where they are said to lie, before all that waits: their owner is about to leave."""
+        """Have pages brought from where they are said to lie, before all that waits: their owner is about to leave.
+
+        Raises :class:`~p2pkv.errors.UsageError` where no thread is to be had that would bring them.
+        """
         nbytes = int(self._pool.block_nbytes(as_locations(raw)["length"]).sum())
         prefetch = Prefetch(ids, epoch, deadline, nbytes, self._counting, raw)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the node is closed")
+            if not self._start():
+                raise UsageError("it has no thread to bring pages with")
             self._waiting.appendleft(prefetch)
-            self._start()
             self._changed.notify_all()
         return prefetch
 
     def bring_hot(
         self, ids: Keys, epoch: int, deadline: float, room: int, counting: Counting
     ) -> Prefetch | None:
-        """Have pages brought that nobody has asked for, while nothing else waits; None while others of that kind do."""
+        """Have pages brought that nobody has asked for, while nothing else waits; None while others of that kind do.
+
+        None as well where no thread is to be had that would bring them.
+        """
         prefetch = Prefetch(ids, epoch, deadline, room, counting, is_asked_for=False)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the node is closed")
-            if self._hot is not None and not self._hot.is_taken:
+            if (self._hot is not None and not self._hot.is_taken) or not self._start():
                 return None
             self._hot = prefetch
-            self._start()
             self._changed.notify_all()
         return prefetch
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """With the lock: whether there is a thread that brings pages; the next call tries once more."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="p2pkv-prefetch", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="p2pkv-prefetch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._log.warning("start", "pages are not brought into the pool: %s", error)
+                return False
+            self._thread = thread
+        return True
 
     def _run(self) -> None:
         next_poll, has_sources = time.monotonic(), False

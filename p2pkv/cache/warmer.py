@@ -51,8 +51,12 @@ class Warmer:
         self._waiting.put((keys[is_cold], raw[is_cold]))
         with self._starting:
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="p2pkv-warm", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="p2pkv-warm", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return  # no thread is to be had now: the next call tries once more
+                self._thread = thread
 
     def _run(self) -> None:
         while (cold := self._waiting.get()) is not None:

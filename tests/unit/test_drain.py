@@ -542,3 +542,24 @@ def test_who_asks_wrongly_is_refused(start: Callable[..., Node]) -> None:
     assert other.counters()["p2pkv_draining"] == 0
     assert ask(Kind.DRAIN, pack_drain(1.0)) is ReplyStatus.OK
     eventually(lambda: other.drained is not None, 10.0)
+
+
+def test_without_a_thread_to_be_had_a_drain_begins_when_it_is_asked_for_again(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    node, other, third = start("node"), start("other"), start("third")
+    published(node)
+    for one in (other, third):
+        one.prefetch(KEYS[:1]).wait(30.0)  # they have the threads that they need
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            node.begin_drain(10.0)
+        assert node.draining_within is None
+        assert published(node, ["one more"]) == 1
+        assert left(node.drain(10.0)) == 0  # in the caller's thread
+    other.begin_drain(10.0)
+    eventually(lambda: other.drained is not None, 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +56,10 @@ def published(node: Node, keys: list[str] = KEYS) -> None:
         for first in range(0, len(keys), 16):
             batch = slice(first, first + 16)
             assert node.publish(keys[batch], memory[batch]).all()
+
+
+def none_left(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def found(node: Node, keys: list[str] = KEYS) -> list[bool]:
@@ -370,3 +375,18 @@ def test_a_node_without_a_cache_has_no_pages_to_prefetch_or_pin(start: Callable[
     for call in (lambda: bare.prefetch(KEYS), lambda: bare.pin(KEYS, 1.0), lambda: bare.hand_over(KEYS, "x")):
         with pytest.raises(UsageError, match="has no cache"):
             call()
+
+
+def test_without_a_thread_to_be_had_pages_are_refused_and_the_next_prefetch_brings_them(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = start("owner"), start("reader")
+    published(owner)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none_left)
+        prefetch = reader.prefetch(KEYS)
+        assert prefetch.done()
+        assert set(prefetch.outcomes) == {PrefetchOutcome.REFUSED}
+        # what it is to take over it says that it can't
+        assert owner.drain(2.0).reason == "reader: it has no thread to bring pages with"
+    assert brought(reader) == ALL_BROUGHT
