@@ -123,6 +123,27 @@ def test_what_nothing_can_be_above_keeps_nobody_out_for_good(cluster, lie):
     assert newcomer.present() == {"new", "n0", "n1", "n2"}, "everybody can read what n1 says"
 
 
+@pytest.mark.parametrize("below", [1, 2**32, 2**32 + 1])
+@pytest.mark.parametrize("state", [State.ALIVE, State.DEAD])
+def test_who_is_told_of_a_late_boot_can_be_dead_and_come_back(cluster, below, state):
+    nodes = cluster.start_many(4)
+    rumour = replace(
+        nodes[0].engine.view()["n1"], boot_epoch=LAST_EPOCH - below, address="h9:7000", state=state
+    )
+    for node in nodes[:3]:
+        node.network.deliver(encode("n3", [rumour]), 0.0)
+    cluster.kill(nodes[3])
+    cluster.run(700)  # the dead are remembered for 600 s
+    assert cluster.agree()
+    cluster.simulation.stop(nodes[1].network)
+    cluster.run(10)
+    assert nodes[0].state_of("n1") is State.DEAD
+    cluster.simulation.resume(nodes[1].network)
+    cluster.run(10)
+    assert cluster.agree()
+    assert nodes[0].state_of("n1") is State.ALIVE
+
+
 def test_an_id_of_the_last_boot_there_is_can_not_be_taken(cluster):
     nodes = cluster.start_many(2)
     cluster.start("n2", "h2:7000", join=["h0:7000"])

@@ -14,7 +14,8 @@ Rules about this node's own id:
   The engine asks it. If it answers, we are expelled: the higher boot wins wherever two meet, so that all nodes
   choose the same one without talking (in the same nanosecond: the greater address). If it is silent, it is gone,
   and we take a boot above it;
-* a record of the last boot that can be told is not believed: what we said above it nobody could read.
+* a record of one of the last boots that can be told is not believed, unless it is ours: above what we believe there
+  must be room for boots that we take, and what we said above the last one nobody could read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from p2pkv.directory.view import LAST_EPOCH, MAX_MEMBERS, Member, State, View, n
 
 log = logging.getLogger(__name__)
 
+_MOST_BELIEVED = LAST_EPOCH - 2**32
+"""The greatest boot of its own that a node believes to have had. What has it take one more is that somebody lies once
+more, or that two start in its place, so that what is left does not end."""
 MAX_BURIED = 1024
 """Of the dead remembered; the longest dead are forgotten first. A quarter of what a view may hold."""
 
@@ -169,8 +173,10 @@ class Roster:
         own = self.own
         if own.state is State.LEFT or self.expelled is not None:
             return
-        if record.boot_epoch >= LAST_EPOCH:
-            self._refuse(record, f"no boot epoch is above {LAST_EPOCH}, so this node can't have had it")
+        if record.boot_epoch > max(own.boot_epoch, _MOST_BELIEVED):
+            self._refuse(
+                record, f"no clock tells boot epoch {record.boot_epoch}, so this node can't have had it"
+            )
             return
         is_last = record.incarnation >= LAST_EPOCH and not record.is_present
         if (record.boot_epoch, record.address) > (own.boot_epoch, own.address) or (
