@@ -70,9 +70,9 @@ class _Taken:
         return self._n >= 2 * self._n_touched
 
     def in_order_of_use(self) -> Keys:
-        """Return all, those used last at the end."""
+        """Return all, those used last at the front, as a pool is told of a use."""
         self._n_touched = self._n
-        return np.ascontiguousarray(np.concatenate(self._batches)[::-1])
+        return np.concatenate(self._batches)
 
 
 class TakeOvers(Resource):

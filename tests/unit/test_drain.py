@@ -181,6 +181,15 @@ def test_pages_of_a_leaver_do_not_take_each_others_place(start: Callable[..., No
     assert not any(in_pool(other, theirs))
 
 
+def test_what_a_leaver_used_last_goes_last_where_it_is_taken_over(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    assert sum(published(node, [key]) for key in KEYS) == len(KEYS)
+    assert node.drain(10.0).receivers == {"other": len(KEYS)}
+    fresh = [f"fresh {i}" for i in range(40)]
+    assert published(other, fresh) == len(fresh)
+    assert in_pool(other) == [False] * 16 + [True] * 24
+
+
 def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
     start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
