@@ -179,10 +179,11 @@ class TakeOvers(Resource):
         """Take the guests of a leaver for own pages; answer how many there were."""
         if len(body) != LET_GO.size:
             raise ControlError("a let-go of a wrong length")
-        keys = self._receiver.guests.adopt(*LET_GO.unpack(body))
+        source, log, number = LET_GO.unpack(body)
+        keys = self._receiver.guests.adopt(source, log, number)
         self._receiver.prefetcher.on_asked_for(keys)
-        with self._lock:
-            taken, self._taken = list(self._taken.values()), {}
+        with self._lock:  # others may be in the middle of theirs
+            taken = [self._taken.pop(leaver) for leaver in list(self._taken) if leaver[0] == source]
         for one in taken:
             self._put_in_order(one)
         self._receiver.metrics.adopted_pages.inc(len(keys))

@@ -190,6 +190,31 @@ def test_what_a_leaver_used_last_goes_last_where_it_is_taken_over(start: Callabl
     assert in_pool(other) == [False] * 16 + [True] * 24
 
 
+def test_who_lets_go_meanwhile_costs_another_leaver_no_order(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pkv.cache.drain_work._BATCH", 4)
+    node, earlier, other = start("node"), start("earlier", pool_size=16 * PAGE), start("other")
+    assert sum(published(node, [key]) for key in KEYS) == len(KEYS)
+    assert published(earlier, [f"earlier {i}" for i in range(16)]) == 16
+    caching = node._parts.caching
+    assert caching is not None
+    drainer = caching.drainer
+    offer, n_offered = drainer._offer, iter(range(1000))
+
+    def offer_beside(*arguments: object, **options: object) -> NDArray[np.uint8]:
+        if next(n_offered) == 2:
+            assert earlier.drain(10.0).receivers == {"other": 16}
+        return offer(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drainer, "_offer", offer_beside)
+    assert node.drain(20.0).receivers == {"other": len(KEYS)}
+    fresh = [f"fresh {i}" for i in range(40)]
+    assert published(other, fresh) == len(fresh)
+    assert in_pool(other).count(True) == len(KEYS) - 16
+    assert all(in_pool(other)[-8:]), "those that had come by then were used last"
+
+
 def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
     start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
