@@ -47,7 +47,8 @@ class Names:
         """``fresh_s``: until a name that was found is looked up again."""
         self._look_up = look_up
         self._fresh_s = fresh_s
-        self._lock = threading.Lock()  # guards all below
+        # guards all below; reentrant, since a signal's handler may close the node wherever a thread is
+        self._lock = threading.RLock()
         self._found: dict[str, list[str]] = {}
         self._due: dict[str, float] = {}
         self._looked_up_at: dict[str, float] = {}

@@ -218,3 +218,23 @@ def test_nodes_meet_while_the_name_of_a_join_address_is_looked_up_for_a_minute(t
         check=True,
     )
     assert met.stdout == "[2, 2]\n"
+
+
+def test_a_signals_handler_may_ask_for_a_name_wherever_its_thread_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that closes a node does, to say goodbye; a thread that looks a name up is waited for until it runs."""
+    names, start, asked = Names(lambda _: ["127.0.0.2"]), threading.Thread.start, threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name == "p2pkv-names":
+            names.numeric("first:1")
+        start(thread)
+
+    def ask() -> None:
+        names.numeric("first:1")
+        asked.set()
+
+    with monkeypatch.context() as signaled:
+        signaled.setattr(threading.Thread, "start", interrupted)
+        threading.Thread(target=ask, daemon=True).start()
+        assert asked.wait(30.0)
+    eventually(lambda: names.numeric("first:1") == "127.0.0.2:1", 30.0)
