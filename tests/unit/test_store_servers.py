@@ -25,6 +25,9 @@ NOTHING = {"header": {"revision": "5"}, "metadata": {"resourceVersion": "5"}, "i
 ODD = {
     "an old etcd": (404, {"message": "page not found"}),
     "another service": (200, {"status": "ok"}),
+    "another gateway to gRPC": (404, {"code": 5, "message": "Not Found", "details": []}),
+    "one that answers a list": (200, ["ok"]),
+    "one that answers a text in place of a number": (200, {"header": "5", "metadata": "5", "items": 5}),
     "one of another secret": (401, {"code": 16, "message": "invalid auth token"}),
     "one with other rights": (403, {"code": 7, "message": "permission denied"}),
 }
