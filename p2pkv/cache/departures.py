@@ -25,6 +25,7 @@ class Departures:
         self._changed = threading.Condition()  # its lock guards all below
         self._left_at: dict[str, float] = {}
         self._is_leaving = False  # whether one that is there still is about to
+        self._is_over = False
 
     def view_changed(self, others: Collection[Member], gone: Iterable[Member]) -> None:
         """Take in who is there, and who is not any more, or not in the boot that it had."""
@@ -48,6 +49,14 @@ class Departures:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_expecting(), max(0.0, until - time.monotonic()))
 
+    def interrupt(self) -> None:
+        """Let nobody wait any more: this node is being closed."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
     def _is_expecting(self) -> bool:
+        if self._is_over:
+            return False
         earliest = time.monotonic() - RECENT_S
         return self._is_leaving or any(at >= earliest for at in self._left_at.values())

@@ -413,10 +413,11 @@ class CacheParts:
             self.announcer.owe_everything()
 
     def interrupt(self) -> None:
-        """Stop announcing and prefetching, and end what asks the directory."""
+        """Stop announcing and prefetching, and end what asks the directory, and a drain."""
         self.announcer.stop()
         self.prefetcher.stop()
         self._control.client.close()
+        self._departures.interrupt()
         self.channels.close()
 
     def looked_up(self) -> tuple[float, float]:

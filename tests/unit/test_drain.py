@@ -268,6 +268,31 @@ def test_who_is_being_restarted_is_waited_for_before_others_lose_pages(
     again.close()
 
 
+def test_a_node_is_closed_while_its_drain_waits_for_who_may_come_back(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pkv.cache.drain._RETURN_S", 60.0)
+    node, gone = start("node"), start("gone")
+    published(node)
+    gone.close()
+    eventually(lambda: len(node.members()) == 1, 30.0)
+    caching = node._parts.caching
+    assert caching is not None
+    waits, waiting = caching._departures.wait, threading.Event()
+
+    def wait(until: float) -> None:
+        waiting.set()
+        waits(until)
+
+    monkeypatch.setattr(caching._departures, "wait", wait)
+    node.begin_drain(600.0)
+    assert waiting.wait(30.0)
+    closing = threading.Thread(target=node.close, daemon=True)
+    closing.start()
+    closing.join(30.0)
+    assert not closing.is_alive()
+
+
 def test_who_does_not_come_back_costs_a_part_of_the_time(start: Callable[..., Node]) -> None:
     node, other, gone = start("node"), start("other", pool_size=POOL // 4), start("gone")
     published(node)
