@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import pages
 from cluster import eventually
-from p2pkv import ClosedError, Config, Node, PrefetchOutcome, UsageError
+from p2pkv import ClosedError, Config, Node, PrefetchOutcome, TransportError, UsageError
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Kind, ReplyStatus
 from p2pkv.disk.tier import DiskTier
+from p2pkv.memory.registered import Memory
 from p2pkv.page import HAS_DISK, Namespace
 
 PAGE = 4096
@@ -390,3 +392,28 @@ def test_without_a_thread_to_be_had_pages_are_refused_and_the_next_prefetch_brin
         # what it is to take over it says that it can't
         assert owner.drain(2.0).reason == "reader: it has no thread to bring pages with"
     assert brought(reader) == ALL_BROUGHT
+
+
+def test_what_could_not_be_registered_once_is_tried_again(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = start("owner"), start("reader", pool_size=1024 * PAGE)
+    published(owner)
+    long = np.ones((1, 33 * PAGE), np.uint8)  # more than is read at a time as a rule
+    with owner.register_memory(long):
+        assert owner.publish(["long"], long).all()
+    caching = reader._parts.caching
+    assert caching is not None
+
+    def fail(_: NDArray[np.uint8]) -> Memory:
+        raise TransportError("cannot register memory: ENOMEM")
+
+    caching.prefetcher._batch_nbytes = 16 * PAGE
+    for keys in (KEYS[:6], ["long"], KEYS[6:]):
+        with monkeypatch.context() as short:
+            short.setattr(caching.prefetcher, "_register", fail)
+            assert brought(reader, keys) in (
+                [PrefetchOutcome.NOT_READ] * len(keys),
+                [PrefetchOutcome.BROUGHT] * len(keys),
+            )
+        assert set(brought(reader, keys)) <= {PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT}
