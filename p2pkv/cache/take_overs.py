@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,10 +85,12 @@ class TakeOvers(Resource):
         # Bytes that the pages of a leaver, by its key and boot, may still take the place of.
         self._replaceable: dict[tuple[int, int], int] = {}
         self._taken: dict[tuple[int, int], _Taken] = {}  # used by the two threads below, under the lock
-        self._servers = [
-            QuestionServer(loop, Kind.TAKE_OVER, self._take_over),
-            QuestionServer(loop, Kind.LET_GO, self._let_go),
-        ]
+        self._servers: list[QuestionServer] = []
+        with ExitStack() as undo:
+            undo.callback(self.close)  # of the first, where the second has no thread
+            for kind, answer in ((Kind.TAKE_OVER, self._take_over), (Kind.LET_GO, self._let_go)):
+                self._servers.append(QuestionServer(loop, kind, answer))
+            undo.pop_all()
 
     def _take_over(self, body: bytes) -> bytes:
         """Bring what is offered; answer how many bytes more would find room, and what became of each page."""

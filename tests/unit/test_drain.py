@@ -622,3 +622,20 @@ def test_without_a_thread_to_be_had_a_drain_begins_when_it_is_asked_for_again(
         assert left(node.drain(10.0)) == 0  # in the caller's thread
     other.begin_drain(10.0)
     eventually(lambda: other.drained is not None, 30.0)
+
+
+def test_a_start_without_a_thread_for_the_last_question_leaves_none_behind(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "p2pkv-let_go":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            start("node")
+    assert "p2pkv-take_over" not in {thread.name for thread in threading.enumerate()}
