@@ -1,24 +1,30 @@
 """A node's socket for the engines of its host. What comes over it is answered by native threads.
 
 The socket lies in a folder that only this user can enter, and its mode lets only this user connect; who connects is
-asked for by the kernel besides. A path that a killed node has left is taken over; one that is in use is not.
+asked for by the kernel besides. A path that a killed node has left is taken over; one that is in use is not. Where the
+path is removed under a node, by what tidies up or a user's logging out, it listens there again within a second or so.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.transports.base import Resource
+
+_log = logging.getLogger(__name__)
 
 _TAKE_S = 5.0
 """How long a start waits for a node that is ending to leave the path: the memory of one that was killed is torn down
@@ -26,6 +32,8 @@ first, which takes a tenth of a second a GiB."""
 _LOOK_S = 0.05
 _WAITING = 64
 """How many engines may wait to be let in."""
+PATH_LOOK_S = 1.0
+"""Between two looks whether the path is still there."""
 
 
 class EngineSocket(Resource):
@@ -61,9 +69,9 @@ class EngineSocket(Resource):
     def _listen(self) -> bool:
         """Listen, unless something lies there."""
         with ExitStack() as undo:
-            self.socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             try:
-                self.socket.bind(self.path)
+                listener.bind(self.path)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise ConfigError(
@@ -71,8 +79,9 @@ class EngineSocket(Resource):
                     ) from error
                 return False
             os.chmod(self.path, 0o600)
-            self.socket.listen(_WAITING)
+            listener.listen(_WAITING)
             self._inode = os.stat(self.path).st_ino
+            self.socket = listener
             undo.pop_all()
         return True
 
@@ -96,16 +105,30 @@ class EngineSocket(Resource):
             return "another node listens there; give each node of a host a path of its own"
         return None
 
+    @property
+    def is_found(self) -> bool:
+        """Whether who looks at the path finds this socket there."""
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def listen_again(self) -> None:
+        """Listen anew where somebody has removed the path. Raises :class:`ConfigError` where it can't, for now."""
+        _require_private_folder(Path(self.path).parent, self._setting)
+        before = self.socket
+        if (why := self._bind()) is not None:
+            raise ConfigError(f"{self._setting} is 'unix:{self.path}': {why}")
+        before.close()  # who waited to be let in there comes again
+
     def close(self) -> None:
         """Let nobody in any more, and leave the path to others. Idempotent."""
         if self.socket.fileno() < 0:
             return
         # Closed only then: as long as this node listens nobody takes the path over, and no other file has its inode.
-        try:
-            if os.stat(self.path).st_ino == self._inode:
+        if self.is_found:
+            with suppress(FileNotFoundError):  # somebody removes it at this moment
                 os.unlink(self.path)
-        except FileNotFoundError:
-            pass  # somebody has removed it: nobody finds this node there
         self.socket.close()
 
 
@@ -139,8 +162,35 @@ def _require_private_folder(folder: Path, setting: str) -> None:
         )
 
 
+class PathWatch:
+    """Has a socket listen again where its path was removed, and says so in the log; :meth:`look` is one look."""
+
+    def __init__(self, listener: EngineSocket, who: str) -> None:
+        """``who`` is whom nobody finds meanwhile, as the log calls it."""
+        self._socket, self._who = listener, who
+        self._log = LimitedLog(_log)
+
+    def look(self) -> bool:
+        """Return whether it had to listen anew, and does."""
+        if self._socket.is_found:
+            return False
+        try:
+            self._socket.listen_again()
+        except (ConfigError, OSError) as error:
+            self._log.warning(
+                "path",
+                "unix:%s was removed, and who comes now does not find %s until it can listen there again: %s",
+                self._socket.path,
+                self._who,
+                error,
+            )
+            return False
+        _log.warning("unix:%s was removed; %s listens there again", self._socket.path, self._who)
+        return True
+
+
 class Host(Resource):
-    """Serves the engines that attach, from construction to :meth:`close`."""
+    """Serves the engines that attach, from construction to :meth:`close`. A thread looks after the path."""
 
     def __init__(self, path: str, start: Callable[[int], _native.AttachHost]) -> None:
         """``start`` makes the native side of a socket that listens, which it duplicates."""
@@ -150,6 +200,23 @@ class Host(Resource):
         except RuntimeError as error:
             self._socket.close()
             raise ConfigError(f"attach_listen is 'unix:{path}': {error}") from error
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(PathWatch(self._socket, "this node"),),
+            name="p2pkv-attach-at",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _run(self, watch: PathWatch) -> None:
+        while not self._closing.wait(PATH_LOOK_S):
+            try:
+                if watch.look():
+                    self._native.listen_at(self._socket.socket.fileno())
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop
+                _log.error("the path where engines attach is not looked after any more", exc_info=error)
+                return
 
     def drain(self) -> None:
         """Store nothing any more that engines publish."""
@@ -161,6 +228,8 @@ class Host(Resource):
 
     def close(self) -> None:
         """End every attachment; what engines ask for then they don't get. Idempotent."""
+        self._closing.set()
+        self._thread.join()
         self._socket.close()
         self._native.close()
 

@@ -10,8 +10,9 @@ import os
 import selectors
 import socket
 import stat
+import time
 
-from p2pkv.attach.host import EngineSocket
+from p2pkv.attach.host import PATH_LOOK_S, EngineSocket, PathWatch
 from p2pkv.descriptors import LACKING, NOBODY_IN_S
 from p2pkv.keeper.memory import PoolMemory
 from p2pkv.keeper.packets import read_request, receive, send, user_of
@@ -28,6 +29,8 @@ class KeeperServer(Resource):
     def __init__(self, path: str) -> None:
         self._socket = EngineSocket(path, setting="the keeper's address")
         self._socket.socket.setblocking(False)
+        self._path_watch = PathWatch(self._socket, "the keeper")
+        self._look_at = time.monotonic() + PATH_LOOK_S
         self._kept: dict[str, PoolMemory] = {}
         self._visitors: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
@@ -40,7 +43,9 @@ class KeeperServer(Resource):
         return len(self._kept)
 
     def serve(self, timeout: float | None = None) -> None:
-        """Answer whatever was asked, after waiting for it."""
+        """Answer whatever was asked, after waiting for it; look after the path once a second, if called so often."""
+        if time.monotonic() >= self._look_at:
+            self._look_after_path()
         is_open = self._is_open
         if not is_open:
             timeout = NOBODY_IN_S if timeout is None else min(timeout, NOBODY_IN_S)
@@ -53,6 +58,15 @@ class KeeperServer(Resource):
         if not is_open:
             self._selector.register(self._socket.socket, selectors.EVENT_READ)
             self._is_open = True
+
+    def _look_after_path(self) -> None:
+        self._look_at = time.monotonic() + PATH_LOOK_S
+        before = self._socket.socket
+        if self._path_watch.look():
+            self._socket.socket.setblocking(False)
+            if self._is_open:
+                self._selector.unregister(before)
+                self._selector.register(self._socket.socket, selectors.EVENT_READ)
 
     def _let_in(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import struct
 import threading
@@ -14,9 +15,10 @@ import pytest
 
 from cluster import eventually
 from p2pkv import Config, Node, _native
-from p2pkv.attach.host import EngineSocket
+from p2pkv.attach.host import EngineSocket, PathWatch
 from p2pkv.attach.own_host import OwnHost
 from p2pkv.errors import ConfigError, ControlError
+from p2pkv.keeper.server import KeeperServer
 
 WELCOME = struct.Struct("=IHHQQQ264s136s")
 MAGIC = 0x57413250
@@ -162,3 +164,66 @@ def test_there_is_a_place_for_64_engines_and_the_next_one_gets_it_when_one_ends(
         finally:
             for engine in engines:
                 engine.close()
+
+
+def test_a_node_listens_again_where_its_path_was_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by what tidies up old files, or where a user's /run goes with his last session, the folder with it."""
+    folder = tmp_path / "host"
+    path = folder / "s"
+    attach = f"unix:{path}"
+    with (
+        Node.start(Config(node_id="host", pool_size="1MiB", attach_listen=attach)),
+        Node.start(Config(node_id="first", attach=attach)) as first,
+    ):
+        for remove in (path.unlink, lambda: shutil.rmtree(folder)):
+            caplog.clear()
+            remove()
+            eventually(path.exists, 10.0)
+            with Node.start(Config(node_id="next", attach=attach)) as engine:
+                assert engine.owner_id == "host"
+            eventually(lambda: f"unix:{path} was removed; this node listens there again" in caplog.text, 10.0)
+        assert first.counters()["p2pkv_attached"] == 1
+    assert not path.exists()
+
+
+def test_a_node_takes_its_path_from_nobody_who_has_it_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("p2pkv.attach.host._TAKE_S", 0.0)
+    folder = tmp_path / "host"
+    folder.mkdir(mode=0o700)
+    path = str(folder / "s")
+    before = EngineSocket(path)
+    watch = PathWatch(before, "this node")
+    assert not watch.look()
+    os.unlink(path)
+    since = EngineSocket(path)
+    assert not watch.look()
+    assert [before.is_found, since.is_found] == [False, True]
+    assert "another node listens there" in caplog.text
+    since.close()
+    assert watch.look()
+    assert [before.is_found, watch.look()] == [True, False]
+    before.close()
+    assert not os.path.exists(path)
+
+
+def test_a_keeper_listens_again_where_its_path_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pkv.keeper.server.PATH_LOOK_S", 0.0)
+    tmp_path.chmod(0o700)
+    path = str(tmp_path / "keeper")
+    keeper = KeeperServer(path)
+    os.unlink(path)
+    keeper.serve(0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+        visitor.settimeout(ANSWER_S)
+        visitor.connect(path)
+        visitor.send(b"1 GIVE nobody")
+        keeper.serve(ANSWER_S)  # lets it in
+        keeper.serve(ANSWER_S)
+        assert visitor.recv(4096) == b"NONE"
+    keeper.close()

@@ -53,6 +53,14 @@ std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, Nam
   return host;
 }
 
+void Host::listen_at(UniqueFd listener) {
+  {
+    const std::lock_guard lock(mutex_);
+    next_listener_ = std::move(listener);
+  }
+  wake_.set();
+}
+
 void Host::close() {
   if (getpid() != pid_) return;  // in a forked child all of it is the parent's
   if (is_closing_.exchange(true)) return;
@@ -75,6 +83,10 @@ void Host::run() {
   std::vector<pollfd> fds;
   bool is_open = true;
   while (!is_closing_) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (next_listener_) listener_ = std::move(next_listener_);
+    }
     const int16_t wanted = is_open ? POLLIN : 0;
     fds.assign({{wake_.fd(), POLLIN, 0}, {listener_.get(), wanted, 0}});
     for (const UniqueFd& visitor : visitors_) fds.push_back({visitor.get(), POLLIN, 0});

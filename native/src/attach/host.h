@@ -70,6 +70,8 @@ class Host {
 
   // Stores nothing any more that is published.
   void drain() { is_draining_ = true; }
+  // Lets in who comes to another listening socket from then on, and nobody at the one of before.
+  void listen_at(UniqueFd listener);
   // Ends every line, when what it commits is committed, and lets nobody in any more. Idempotent.
   void close();
   Stats stats();
@@ -111,7 +113,7 @@ class Host {
   Welcome welcome(const Engine& engine) const;
   void reap();
 
-  const UniqueFd listener_;
+  UniqueFd listener_;  // of the thread alone, while it runs
   const HostParts parts_;
   NamespaceEpochs& epochs_;
   const Identity identity_;
@@ -131,6 +133,7 @@ class Host {
 
   std::mutex mutex_;  // guards what follows
   std::list<std::shared_ptr<Engine>> engines_;
+  UniqueFd next_listener_;  // none, unless the thread has yet to take it
   Disposer disposer_;
   NamedThread thread_;
 };

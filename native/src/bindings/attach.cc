@@ -203,6 +203,9 @@ void bind_attach(nb::module_& m) {
                   nb::keep_alive<0, 4>(), nb::keep_alive<0, 5>(), nb::keep_alive<0, 6>(),
                   nb::keep_alive<0, 7>())
       .def("drain", &Host::drain)
+      .def(
+          "listen_at", [](Host& self, int listener) { self.listen_at(UniqueFd(dup(listener))); },
+          "listener"_a, "Let in who comes to another listening socket, which is duplicated.")
       .def("finds", &finds_of, "least_rate"_a, "most"_a)
       .def("stats", &stats_of)
       .def("close", &Host::close, Released());
