@@ -21,6 +21,12 @@ _OPTIONS = {
     KUBERNETES: ("ca", "namespace", "token_file", "ttl"),
 }
 """Which options each scheme has; etcds is etcd over TLS."""
+_CREDENTIALS = {
+    "etcd": "write etcd://HOST:PORT?user=NAME&password_file=FILE",
+    "etcds": "write etcds://HOST:PORT?user=NAME&password_file=FILE",
+    KUBERNETES: "write kubernetes://HOST:PORT?token_file=FILE",
+}
+"""How each scheme is told who asks."""
 MIN_TTL, MAX_TTL = 10, 3600
 _TTL = {"etcd": 30, "etcds": 30, KUBERNETES: 600}
 """Seconds. Each renewal of a Lease is told to all who follow; one of an etcd lease to nobody."""
@@ -86,6 +92,12 @@ def read_store_url(text: str) -> StoreUrl:
         addresses = [_server_of_this_pod()]
     if not addresses:
         raise ConfigError(f"membership {shown(text)} names no server; write {scheme}://HOST:PORT,HOST:PORT")
+    if any("@" in address for address in addresses):
+        # not repeated here: messages are logged, and a password may stand in it
+        raise ConfigError(
+            f"membership has a user before the @ of a {scheme}:// address, where anybody would read it in logs; "
+            + _CREDENTIALS[scheme]
+        )
     endpoints = tuple(dict.fromkeys(split_address("membership", address) for address in addresses))
     if any(port == 0 for _, port in endpoints):
         raise ConfigError(f"membership {shown(text)} needs ports other than 0")

@@ -297,6 +297,20 @@ def test_a_url_that_is_wrong_is_refused_when_it_is_read(url: str, why: str) -> N
         Config(membership=url)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "instead"),
+    [
+        ("etcd", r"etcd://HOST:PORT\?user=NAME&password_file=FILE"),
+        ("etcds", r"etcds://HOST:PORT\?user=NAME&password_file=FILE"),
+        ("kubernetes", r"kubernetes://HOST:PORT\?token_file=FILE"),
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(scheme: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=instead) as refused:
+        Config(membership=f"{scheme}://me:hunter2@h:2379")
+    assert "hunter2" not in str(refused.value)
+
+
 def test_the_commands_find_the_nodes_there(nodes: Nodes, etcd: EtcdServers) -> None:
     nodes.start("n0")
     settings = ["--set", f"membership={nodes.url}", "--set", f"secret_file={nodes.secret}"]

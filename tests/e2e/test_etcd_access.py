@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -106,7 +110,8 @@ def test_a_token_that_counts_no_more_is_replaced(guarded: Guarded) -> None:
         ({"password": "wrong"}, r"refuses user 'node'.*set the options user and password_file right"),
         ({"user": "nobody", "password": "node"}, r"refuses user 'nobody'"),
         ({"ca": "OTHERS"}, r"a certificate that no authority of .*others-ca.pem vouches for"),
-        ({"cert": None, "key": None}, r"is a cert missing\?|breaks off"),
+        ({"cert": None, "key": None}, r"is a cert missing\?"),
+        ({"cert": "EXPIRED"}, r"does it not take .*expired.pem, which may have expired"),
         ({"ca": "/nowhere/ca.pem"}, r"cannot read /nowhere/ca.pem for TLS: .*No such file"),
         ({"password_file": "/nowhere/password"}, r"cannot read password_file /nowhere/password"),
     ],
@@ -114,10 +119,47 @@ def test_a_token_that_counts_no_more_is_replaced(guarded: Guarded) -> None:
 def test_who_may_not_talk_to_it_is_told_why(guarded: Guarded, options: dict[str, object], why: str) -> None:
     if options.get("ca") == "OTHERS":
         options = {"ca": guarded.others.ca}
+    if options.get("cert") == "EXPIRED":
+        options = dict(zip(("cert", "key"), guarded.ours.issue("expired", days=-1), strict=True))
     store = guarded.store(**options)  # type: ignore[arg-type]
     with pytest.raises(RegistryError, match=why):
         store.read_all(TIMEOUT)
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("issued", "why"),
+    [
+        (
+            {"days": -1},
+            r"out of date by this machine's clock: .*expired; give the server a new one, or set the clock",
+        ),
+        (
+            {"host": "IP:127.0.0.9"},
+            r"a certificate of another name: .*name the server as its certificate does",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_server_s_certificate_is_told_from_its_authority(
+    guarded: Guarded, issued: dict[str, object], why: str
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*guarded.ours.issue("other-server", **issued))  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            visitor, _ = listener.accept()
+            with suppress(OSError), context.wrap_socket(visitor, server_side=True):
+                pass
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        port = listener.getsockname()[1]
+        store = EtcdStore(read_store_url(f"etcds://127.0.0.1:{port}?ca={guarded.ours.ca}"), "c")
+        with pytest.raises(RegistryError, match=why):
+            store.read_all(TIMEOUT)
+        store.close()
+        greeting.join()
 
 
 def test_a_user_without_rights_is_told_which_lack(guarded: Guarded) -> None:

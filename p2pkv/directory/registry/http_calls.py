@@ -29,6 +29,11 @@ _REST_OF_LINE_S = 5.0
 _FRESH_S = 2.0
 """Until the name of a server is looked up again, so that calls in a row do it once."""
 
+_OUT_OF_DATE = frozenset({9, 10})
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+_OF_ANOTHER_NAME = frozenset({62, 64})
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -224,25 +229,42 @@ class HttpCalls:
 
 def _reason(error: Exception, tls: TlsFiles | None) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        trusted = "this machine trusts" if tls is None or tls.ca is None else f"of {tls.ca}"
-        return (
-            f"shows a certificate that no authority {trusted} vouches for: {error.verify_message}; set the option ca "
-            "to the file of its authority, and name its servers as its certificate does"
-        )
+        return _why_not_believed(error, tls)
     if isinstance(error, ssl.SSLError):
-        return (
-            f"does not speak TLS as we do: {error.reason or error}; is it plain HTTP, or is a cert missing?"
-        )
+        return f"does not speak TLS as we do: {error.reason or error}; {_tls_doubt(tls)}"
     if isinstance(error, TimeoutError):
         return "does not answer in time"
     if isinstance(error, socket.gaierror):
         return f"can't be looked up: {error.strerror}"
     if isinstance(error, ConnectionResetError):  # RemoteDisconnected is one
         # Who is greeted in a way that he does not speak may hang up, and what he said before be lost with it.
-        other = (
-            "is it plain HTTP, or is a cert missing?" if tls else "does it want TLS? Then begin with etcds://"
-        )
+        other = "does it want TLS? Then begin with etcds://" if tls is None else _tls_doubt(tls)
         return f"breaks off: {error.strerror or error}; {other}"
     if isinstance(error, OSError) and error.strerror:
         return f"can't be reached: {error.strerror}"
     return f"breaks off: {error}" if str(error) else f"breaks off: {type(error).__name__}"
+
+
+def _why_not_believed(error: ssl.SSLCertVerificationError, tls: TlsFiles | None) -> str:
+    if error.verify_code in _OUT_OF_DATE:
+        return (
+            f"shows a certificate that is out of date by this machine's clock: {error.verify_message}; give the server "
+            "a new one, or set the clock right"
+        )
+    if error.verify_code in _OF_ANOTHER_NAME:
+        return (
+            f"shows a certificate of another name: {error.verify_message}; name the server as its certificate does, "
+            "or give it one with this name"
+        )
+    trusted = "this machine trusts" if tls is None or tls.ca is None else f"of {tls.ca}"
+    return (
+        f"shows a certificate that no authority {trusted} vouches for: {error.verify_message}; set the option ca to "
+        "the file of its authority"
+    )
+
+
+def _tls_doubt(tls: TlsFiles | None) -> str:
+    """Ask what is likely where a server hangs up: it says no more to one whose certificate it does not take."""
+    if tls is None or tls.cert is None:
+        return "is it plain HTTP, or is a cert missing?"
+    return f"is it plain HTTP, or does it not take {tls.cert}, which may have expired or be of another authority?"
