@@ -16,6 +16,7 @@ NBYTES = 64 * 1024
 N_ROOM = 32
 """Pages that the pool of a host has room for."""
 HEARD = "p2pkv_heard_touches_total"
+NO_ROOM = 'p2pkv_unpublished_pages_total{reason="no_room"}'
 
 
 def test_the_host_keeps_what_its_engines_read(tmp_path: Path) -> None:
@@ -124,3 +125,32 @@ def test_engines_that_are_away_at_once_find_their_own_shares_again(tmp_path: Pat
 def test_limits_of_engines_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, UsageError), match=said):
         Config(**settings)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_of_a_batch_larger_than_the_pool_the_front_is_kept_and_nothing_else_is_said_to_be_there(
+    tmp_path: Path, share: float
+) -> None:
+    """It takes several requests, since staging has 16 MiB: each would have the place of the one before."""
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    page, room = 1 << 20, 20
+    pages = np.arange(50, dtype=np.uint8)[:, None] * np.ones(page, np.uint8)
+    keys = [f"page-{i}" for i in range(len(pages))]
+    pool_size = int(room / (share or 1.0)) * page
+    with (
+        Node.start(
+            Config(node_id="host", attach_listen=path, pool_size=pool_size, attach_share=share)
+        ) as host,
+        Node.start(Config(node_id="engine", attach=path)) as engine,
+    ):
+        engine.register_memory(pages)
+        told = engine.publish(keys, pages, timeout=60.0)
+        assert told.tolist() == [1] * room + [0] * (len(pages) - room)
+        copies = np.zeros_like(pages)
+        engine.register_memory(copies)
+        assert engine.fetch(keys, copies, timeout=60.0).tolist() == told.tolist()
+        assert (copies[:room] == pages[:room]).all()
+        assert engine.counters()[NO_ROOM] == len(pages) - room
+        host.register_memory(copies)
+        assert host.fetch(keys, copies, timeout=60.0).tolist() == told.tolist()

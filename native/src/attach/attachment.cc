@@ -74,6 +74,7 @@ bool Attachment::hear_of_pool(std::shared_ptr<MappedRegion> known, const Deadlin
   }
   pool_ = MappedPool::map(fds[0].get(), fds[1].get(), fds[2].get(), std::move(known), error);
   if (!pool_) return false;
+  shown_pool_ = pool_;
   pool_->find_guests_until(std::shared_ptr<const int64_t>(area_, &shown().guests_believed_until));
   return true;
 }
@@ -258,7 +259,7 @@ class Attachment::BorrowedLine {
 // --- requests
 
 // Asks of `n` pages from `first` on, whose pieces, for a publish, are in the request already. False if there
-// is no answer: then there is no use in asking on.
+// is no answer, which changes nothing of what was answered before: then there is no use in asking on.
 bool Attachment::ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
                            const Deadline& deadline, Answer* answer, bool* is_usable) {
   RequestArea& request = line.request();
@@ -271,7 +272,6 @@ bool Attachment::ask_round(EngineLine& line, RequestKind kind, const PageBatch& 
   if (asked != EngineLine::Asked::kAnswered || line.answer().n_pages != n) {
     answer->is_lost = asked == EngineLine::Asked::kLost;
     *is_usable = !answer->is_lost;
-    for (size_t i = first; i < batch.n_pages; ++i) answer->statuses[i] = PoolStatus::kTimedOut;
     return false;
   }
   if (kind == RequestKind::kMissed || kind == RequestKind::kFinds) return true;
@@ -291,7 +291,10 @@ bool Attachment::ask_of_keys(EngineLine& line, RequestKind kind, const Key* keys
   const PageBatch batch{n, 1, keys, nullptr};
   for (size_t first = 0; first < n; first += kMaxPages) {
     const size_t n_round = std::min(n - first, kMaxPages);
-    if (!ask_round(line, kind, batch, first, n_round, deadline, answer, is_usable)) return false;
+    if (ask_round(line, kind, batch, first, n_round, deadline, answer, is_usable)) continue;
+    std::fill(answer->statuses.begin() + static_cast<ptrdiff_t>(first), answer->statuses.end(),
+              PoolStatus::kTimedOut);
+    return false;
   }
   return true;
 }
@@ -362,21 +365,58 @@ Attachment::Answer Attachment::publish(const PageBatch& batch, const Deadline& d
     }
     if (!lengths_agree) return answer;
   }
-  for (size_t first = 0; first < batch.n_pages;) {
-    const size_t n = round_of(batch, first, is_staged);
+  const auto publish_round = [&](size_t first, size_t n) {
     if (is_staged) {
-      if (!stage(*line, batch, first, n, deadline)) {
-        for (size_t i = first; i < batch.n_pages; ++i) answer.statuses[i] = PoolStatus::kTimedOut;
-        break;
-      }
+      if (!stage(*line, batch, first, n, deadline)) return false;
     } else {
       std::copy_n(places.begin() + static_cast<ptrdiff_t>(first * batch.n_pieces), n * batch.n_pieces,
                   (*line).request().pieces);
     }
-    if (!ask_round(*line, RequestKind::kPublish, batch, first, n, deadline, &answer, &line.is_usable)) break;
-    first += n;
+    return ask_round(*line, RequestKind::kPublish, batch, first, n, deadline, &answer, &line.is_usable);
+  };
+  std::vector<size_t> rounds;  // where each that was published begins
+  size_t next = 0;
+  bool is_answered = true, is_all_there = true;
+  while (next < batch.n_pages && is_answered && is_all_there) {
+    const size_t n = round_of(batch, next, is_staged);
+    is_answered = publish_round(next, n);
+    if (!is_answered) break;
+    rounds.push_back(next);
+    next += n;
+    is_all_there = rounds.size() == 1 || drop_gone(batch, &answer) == 0;
   }
+  std::fill(answer.statuses.begin() + static_cast<ptrdiff_t>(next), answer.statuses.end(),
+            is_answered ? PoolStatus::kNoRoom : PoolStatus::kTimedOut);
+  if (is_all_there) return answer;
+  // There is no room for all: what was published last took the place of the front, which is worth most. So
+  // that goes again, last of all.
+  for (size_t k = rounds.size() - 1; k-- > 0;) {
+    if (!publish_round(rounds[k], rounds[k + 1] - rounds[k])) break;
+  }
+  drop_gone(batch, &answer);
   return answer;
+}
+
+// Has the pages of a batch be there no more that have gone since the node answered for them. Returns how many
+// those are.
+size_t Attachment::drop_gone(const PageBatch& batch, Answer* answer) const {
+  const size_t n = batch.n_pages;
+  std::vector<uint8_t> is_there(n), is_seen(n);
+  std::vector<Location> locations(n);
+  if (const auto pool = shown_pool_.lock()) {
+    // A look may miss a page whose neighbours in the index come and go: two are not likely to.
+    for (auto* const seen : {&is_there, &is_seen}) {
+      pool->lookup(batch.keys, n, seen->data(), locations.data(), MappedPool::Find::kGuestsToo);
+    }
+  }
+  size_t n_gone = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (answer->is_found[i] == 0 || is_there[i] != 0 || is_seen[i] != 0) continue;
+    answer->is_found[i] = 0;
+    answer->statuses[i] = PoolStatus::kNoRoom;
+    ++n_gone;
+  }
+  return n_gone;
 }
 
 // Copies pages into the line's staging, one after the other, and names these places in the request.

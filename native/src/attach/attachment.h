@@ -142,6 +142,7 @@ class Attachment {
   bool place(const PageBatch& batch, std::vector<MemoryPiece>* places);
   bool stage(EngineLine& line, const PageBatch& batch, size_t first, size_t n, const Deadline& deadline);
   bool make_staging(EngineLine& line, uint64_t nbytes, const Deadline& deadline);
+  size_t drop_gone(const PageBatch& batch, Answer* answer) const;
   static size_t round_of(const PageBatch& batch, size_t first, bool is_staged);
   bool ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
                  const Deadline& deadline, Answer* answer, bool* is_usable);
@@ -156,7 +157,8 @@ class Attachment {
   const UniqueFd connection_;
   Welcome welcome_{};
   std::shared_ptr<ReadOnlyMapping> area_;  // the pool may outlive this, and looks there what it may find
-  std::shared_ptr<MappedPool> pool_;
+  std::shared_ptr<MappedPool> pool_;       // until it is handed over
+  std::weak_ptr<MappedPool> shown_pool_;   // whoever has it then lets go of it when the node has gone
   Wakeup wake_;
   std::atomic<bool> is_closing_{false};
 
