@@ -55,13 +55,14 @@ def decided(config: Config) -> Config:
     and for a secret that can't be read.
     """
     if config.attach_listen == AUTO:
-        return dataclasses.replace(config, attach_listen=f"unix:{_listening_path(config)}")
+        return dataclasses.replace(config, attach_listen=f"unix:{listening_path(config)}")
     if config.attach == AUTO:
         return dataclasses.replace(config, attach=_find(config))
     return config
 
 
-def _listening_path(config: Config) -> Path:
+def listening_path(config: Config) -> Path:
+    """Return where a node with these settings listens if it is told ``auto``. Raises as :func:`decided`."""
     keys = cluster_keys(config.secret_file, config.accepted_secret_files)
     for folder in _folders():
         if _is_own(folder) or (not os.path.lexists(folder) and _is_own(folder.parent)):
@@ -94,16 +95,10 @@ def _is_own(folder: Path) -> bool:
 
 def _find(config: Config) -> str:
     """Return what ``attach`` is: the path of a node that lets this process in, or nothing; the log says which."""
-    keys = cluster_keys(config.secret_file, config.accepted_secret_files)
-    refusals: list[str] = []
-    with _Search(config, keys) as search:
-        for path in _places(keys, refusals):
-            why = search.why_apart(path)
-            if why is None:
-                _log.info("attach is %r: this process attaches to the node at unix:%s", AUTO, path)
-                return f"unix:{path}"
-            if why:
-                refusals.append(f"{path}: {why}")
+    path, refusals = look_for_node(config)
+    if path is not None:
+        _log.info("attach is %r: this process attaches to the node at unix:%s", AUTO, path)
+        return f"unix:{path}"
     if refusals:
         _log.warning(
             "attach is %r, and this process is a node by itself, for as long as it lives: %s",
@@ -112,12 +107,36 @@ def _find(config: Config) -> str:
         )
     else:
         _log.info(
-            "attach is %r, and this process is a node by itself, for as long as it lives: no node of this user listens "
-            "in %s",
+            "attach is %r, and this process is a node by itself, for as long as it lives: %s",
             AUTO,
-            " or ".join(map(str, _folders())),
+            nobody_listens(),
         )
     return ""
+
+
+def look_for_node(config: Config) -> tuple[Path | None, list[str]]:
+    """Return where a node lets this process in that is told ``auto``, if one does, and why others do not."""
+    keys = cluster_keys(config.secret_file, config.accepted_secret_files)
+    refusals: list[str] = []
+    with _Search(config, keys) as search:
+        for path in _places(keys, refusals):
+            why = search.why_apart(path)
+            if why is None:
+                return path, refusals
+            if why:
+                refusals.append(f"{path}: {why}")
+    return None, refusals
+
+
+def nobody_listens() -> str:
+    """Say where was looked, and in vain."""
+    return f"no node of this user listens in {' or '.join(map(str, _folders()))}"
+
+
+def why_apart(config: Config, path: Path) -> str | None:
+    """Say why the node at ``path`` does not let this process in; None if it does, and empty if nobody listens."""
+    with _Search(config, cluster_keys(config.secret_file, config.accepted_secret_files)) as search:
+        return search.why_apart(path)
 
 
 def _places(keys: ClusterKeys, refusals: list[str]) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.cli.doctor.disk import examine_disk
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.gpu import examine_gpu
+from p2pkv.cli.doctor.host import examine_host
 from p2pkv.cli.doctor.machine import examine_machine
 from p2pkv.cli.doctor.transports import examine_transports
 from p2pkv.cli.settings import ConfigFile, Settings, load
@@ -46,6 +47,7 @@ def examine(config: Config) -> Iterator[Finding]:
     yield from examine_gpu(config)  # before transports load the driver by another name
     yield from examine_transports(config)
     yield from examine_cluster(config)
+    yield from examine_host(config)
 
 
 def _show(findings: list[Finding]) -> None:

@@ -137,9 +137,12 @@ def _data_ports(config: Config) -> Finding:
             continue
         n_free += 1
     says = f"{config.data_ports}: {n_free} of {last + 1 - first} are free on {host}"
-    if n_free >= DATA_PORTS:
+    n_tenants = len(config.tenants_by_name)
+    needed = DATA_PORTS * (1 + n_tenants)
+    if n_free >= needed:
         return Finding(Verdict.GOOD, "data_ports", says)
-    return Finding(Verdict.BAD, "data_ports", says, f"a node needs {DATA_PORTS}; widen data_ports")
+    whose = f"a node with {n_tenants} tenants" if n_tenants else "a node"
+    return Finding(Verdict.BAD, "data_ports", says, f"{whose} needs {needed}; widen data_ports")
 
 
 def _metrics(config: Config) -> Finding:
