@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ASK_AGAIN_S = 1.0
+_MEET_S = 5.0
+"""How long it takes at most to find out who is there, whatever is to be waited for then."""
 _LOOK_S = 0.1
 """Between two questions whether a node has drained."""
 
@@ -158,7 +160,7 @@ class Outsider:
         Raises :class:`~p2pkv.errors.ControlError` if it is not there, or refuses.
         """
         until = time.monotonic() + timeout
-        present = self._present(addresses, timeout)
+        present = self._present(addresses, min(_MEET_S, timeout))
         if (member := present.get(node_id)) is None:
             raise ControlError(
                 f"no live node is called {node_id!r}; there are {', '.join(sorted(present)[:8])}"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -274,3 +275,13 @@ def test_the_demo_is_that_of_the_checkout_or_what_was_installed_beside_the_packa
     (installed / "demo/__main__.py").write_text("import os, sys; sys.exit(len(sys.argv) + len(os.listdir()))")
     result = CliRunner().invoke(app, ["demo", "a prompt"])
     assert result.exit_code == 3, "two arguments, and one folder where it runs"
+
+
+def test_a_drain_is_not_waited_for_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.cli.outsider._MEET_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = "{}:{}".format(*mute.getsockname())
+        began = time.monotonic()
+        result = CliRunner().invoke(app, ["drain", "n", "--join", address, "--timeout", "60"])
+    assert "no node answered within 0.2 s" in str(result.exception)
+    assert time.monotonic() - began < 30.0
