@@ -75,6 +75,8 @@ class AttachedCache:
         self._metrics = metrics
         self._known: tuple[_native.Attachment, int] | None = None
         """The node, and its number of bumps, as of when its epochs were asked for last."""
+        self._deaf: _native.Attachment | None = None
+        """The node, if it has not answered the last call that asked for its epochs."""
         self.is_host_member = True
         """Whether the view has the host's node as a member, so that no bump is over before it has heard of it."""
 
@@ -248,9 +250,12 @@ class AttachedCache:
             return True
         told = self._epochs.all()
         request = Request(attachment.address, Kind.EPOCHS, pack_epochs(told), count=len(told))
-        reply = self._client.ask(request, max(0.0, deadline - time.monotonic()))
+        patience = _ELSEWHERE_S if attachment is self._deaf else math.inf
+        reply = self._client.ask(request, min(patience, max(0.0, deadline - time.monotonic())))
         if reply is None or not reply.ok:
+            self._deaf = attachment  # by which others don't wait for all of their time as well
             return False
+        self._deaf = None
         try:
             self._epochs.raise_to(unpack_epochs(reply.body, reply.count))
         except (ControlError, ValueError):

@@ -9,17 +9,19 @@ needs to know who the members are all the same, because it asks their shards and
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from random import Random
 
 from p2pkv.attach.unsettled import Unsettled
+from p2pkv.control.silence import tell_why_silent
 from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import PROBE_REPLY, Kind
 from p2pkv.directory.view import Member, View, decode, encode
 from p2pkv.errors import ClosedError, ControlError
-from p2pkv.limited_log import LimitedLog
+from p2pkv.limited_log import QUIET_S, LimitedLog
 from p2pkv.transports.base import Resource
 
 _log = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ _LOOK_S = 0.25
 _WHOLE_S = 2.0
 """Between two times that the view is asked for whether or not its digest is another one: that leaves suspicions out."""
 _ANSWER_S = 0.5
+SILENT_S = 5.0
+"""How long the host's node may be silent, while its socket says that it is there, before the log says so; a guess."""
 _SENDER = "p2pkv-attached"
 """What an engine calls itself in a view without members, which teaches nobody anything."""
 
@@ -64,6 +68,10 @@ class Following(Resource):
         self._lock = threading.RLock()  # held while the view changes, or is confirmed
         self._taken_as_of = 0.0  # when the view was asked for that was taken last; with the lock
         self.view = View()
+        self.is_attached: Callable[[], bool] = lambda: False
+        """Whether the host's node is there, by its socket: who is away, and so silent, is spoken of elsewhere."""
+        self._answered = time.monotonic()
+        self._told_silence = -math.inf
         self._wanted = threading.Event()
         self._n_wanted = self._n_reported = 0  # times that the same view is to be reported, and was
         self._closing = False
@@ -126,6 +134,10 @@ class Following(Resource):
             self._n_reported = n_wanted
         self._unsettled.tell_due()
         is_known = self._is_same(self._address)
+        if is_known is not None or not self.is_attached():
+            self._answered = time.monotonic()
+        elif self.is_silent:
+            self._tell_silence()
         if is_known is None:  # it does not answer: somebody else may know what has become of it
             others = [member.address for member in self.view.present() if member.address != self._address]
             if others:
@@ -134,6 +146,28 @@ class Following(Resource):
             return
         elif self._take_from(self._address, _ANSWER_S):
             self._ask_routers()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the host's node lets this engine attach, and answers nothing that it asks for a while."""
+        return time.monotonic() - self._answered > SILENT_S
+
+    def _tell_silence(self) -> None:
+        """Say why, once a minute. Its socket asks for no secret, so that one that has another one looks attached."""
+        now, address = time.monotonic(), self._address
+        if now - self._told_silence < QUIET_S:
+            return
+        self._told_silence = now
+
+        def tell(why: str) -> None:
+            _log.warning(
+                "the host's node lets this engine attach, and does not answer it at %s: %s; until it does nothing is "
+                "published, and what is fetched may be missed",
+                address,
+                why,
+            )
+
+        tell_why_silent(address, tell)
 
     def _ask_routers(self) -> None:
         reply = self._client.ask(Request(self._address, Kind.ROUTERS), _ANSWER_S)

@@ -122,6 +122,7 @@ class AttachedParts:
             self._unsettled,
             cluster=self.own_host.cluster,
         )
+        self.following.is_attached = weakly(self._is_attached)
         undo.callback(self.following.close)
         self.epochs = EpochKeeper(
             self.epochs_known, self.client, weakly(self._members), look=self.following.look_again
@@ -307,7 +308,12 @@ class AttachedParts:
     def _not_ready(self) -> str | None:
         if self.own_host.attachment is None:
             return f"the host's node at unix:{self.own_host.path} is away: nothing is published"
+        if self.following.is_silent:
+            return f"the host's node at unix:{self.own_host.path} is there and does not answer: nothing is published"
         return None
+
+    def _is_attached(self) -> bool:
+        return self.own_host.attachment is not None
 
     @property
     def transfers(self) -> NoReturn:

@@ -7,6 +7,8 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -348,3 +350,39 @@ def test_an_engine_says_nothing_for_a_while_after_a_bump(
         assert not is_told()
         now += 2.0
         assert is_told()
+
+
+def test_an_engine_says_that_its_node_has_another_secret_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its socket asks for none, so it looks attached; its calls are over at once, and not at their deadlines."""
+    monkeypatch.setattr("p2pkv.attach.following.SILENT_S", 0.5)
+    tmp_path.chmod(0o700)
+    secrets = [tmp_path / "before", tmp_path / "since"]
+    for secret in secrets:
+        secret.touch(mode=0o600)
+        secret.write_text(f"the secret of this test, {secret.name}")
+    path = f"unix:{tmp_path}/s"
+    pages = np.ones((2, 4096), np.uint8)
+
+    def host(secret: Path) -> Node:
+        return Node.start(
+            Config(node_id="host", attach_listen=path, pool_size="1MiB", secret_file=str(secret))
+        )
+
+    with host(secrets[0]):
+        engine = Node.start(Config(attach=path, secret_file=str(secrets[0]), metrics_port=0))
+        engine.register_memory(pages)
+        assert engine.publish(KEYS, pages, timeout=20.0).all()
+    with engine, host(secrets[1]):
+        eventually(lambda: engine.counters()["p2pkv_attachments_total"] == 2, 20.0)
+        assert not engine.publish(KEYS, pages, timeout=1.0).any()
+        began = time.monotonic()
+        assert not engine.publish(KEYS, pages, timeout=60.0).any()
+        assert not engine.fetch(KEYS, pages, timeout=60.0).any()
+        assert time.monotonic() - began < 30.0
+        eventually(lambda: "is secret_file the cluster's?" in caplog.text, 20.0)
+        assert "the host's node lets this engine attach, and does not answer it at" in caplog.text
+        with pytest.raises(HTTPError) as unready:
+            urlopen(f"http://127.0.0.1:{engine.metrics_port}/readyz", timeout=20.0)
+        assert b"is there and does not answer: nothing is published" in unready.value.read()
