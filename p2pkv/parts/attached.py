@@ -122,7 +122,6 @@ class AttachedParts:
             self._unsettled,
             cluster=self.own_host.cluster,
         )
-        self.following.is_attached = weakly(self._is_attached)
         undo.callback(self.following.close)
         self.epochs = EpochKeeper(
             self.epochs_known, self.client, weakly(self._members), look=self.following.look_again
@@ -137,6 +136,7 @@ class AttachedParts:
             self.caching.cache.learn_from(attachment, time.monotonic() + _MEET_S)
         self.epochs.learn(time.monotonic() + _MEET_S)
         self.epochs.start()
+        self.following.is_attached = weakly(self._is_attached)
         self.following.start()
         self.own_host.start()
         self._show_metrics(undo)

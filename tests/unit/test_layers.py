@@ -72,8 +72,8 @@ BELOW = {
     "instances": "address config control directory errors message_types",
     "integrations": "_native address attach config errors instances limited_log memory message_types metrics node "
     "offers page recompute tracing transfers",
-    "cli": "_native address cache config control descriptors directory disk errors explain instances keeper kv_events "
-    "memory node store_url transports",
+    "cli": "_native address attach cache config control descriptors directory disk errors explain instances keeper "
+    "kv_events memory node parts store_url transports",
     "__main__": "cli",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
