@@ -27,6 +27,8 @@ _CREDENTIALS = {
     KUBERNETES: "write kubernetes://HOST:PORT?token_file=FILE",
 }
 """How each scheme is told who asks."""
+STORES = ("etcd://HOST:PORT", "etcds://HOST:PORT", KUBERNETES)
+"""How each of them is named, for who has named none."""
 MIN_TTL, MAX_TTL = 10, 3600
 _TTL = {"etcd": 30, "etcds": 30, KUBERNETES: 600}
 """Seconds. Each renewal of a Lease is told to all who follow; one of an etcd lease to nobody."""

@@ -39,10 +39,10 @@ PATH_LOOK_S = 1.0
 class EngineSocket(Resource):
     """Listens at a path, from construction to :meth:`close`. Raises :class:`ConfigError` where it can't."""
 
-    def __init__(self, path: str, setting: str = "attach_listen") -> None:
-        """``setting`` is what errors call it."""
+    def __init__(self, path: str, setting: str = "attach_listen", who: str = "node") -> None:
+        """``setting`` is what errors call it, and ``who`` the like of who listens."""
         self.path = path
-        self._setting = setting
+        self._setting, self._who = setting, who
         _require_private_folder(Path(path).parent, setting)
         deadline = time.monotonic() + _TAKE_S
         while (why := self._bind()) is not None:
@@ -102,7 +102,7 @@ class EngineSocket(Resource):
         except OSError as error:
             return f"whoever listens there does not answer: {error.strerror or error}"
         else:
-            return "another node listens there; give each node of a host a path of its own"
+            return f"another {self._who} listens there; give each {self._who} of a host a path of its own"
         return None
 
     @property

@@ -27,7 +27,7 @@ class KeeperServer(Resource):
     """Listens from construction to :meth:`close`; :meth:`serve` answers."""
 
     def __init__(self, path: str) -> None:
-        self._socket = EngineSocket(path, setting="the keeper's address")
+        self._socket = EngineSocket(path, setting="the keeper's address", who="keeper")
         self._socket.socket.setblocking(False)
         self._path_watch = PathWatch(self._socket, "the keeper")
         self._look_at = time.monotonic() + PATH_LOOK_S

@@ -279,6 +279,10 @@ def test_another_service_than_etcd_is_recognized(status: int, body: bytes, why: 
     ("url", "why"),
     [
         ("etcd://", "names no server"),
+        (
+            "consul",
+            r"one of embedded, static, .*etcd://HOST:PORT, etcds://HOST:PORT, kubernetes; not 'consul'",
+        ),
         ("etdc://h:1", r"did you mean 'etcd'"),
         ("etcd://h", "must be HOST:PORT"),
         ("etcd://h:0", "ports other than 0"),

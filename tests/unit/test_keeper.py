@@ -377,3 +377,12 @@ def test_what_a_keeper_does_not_go_with_is_said(settings: dict[str, object], rea
     with pytest.raises(ConfigError, match=reason):
         Config.load({"keeper": "systemd", **settings}, environ={})
     Config(node_id="a", keeper="systemd")
+
+
+def test_a_second_keeper_at_one_path_is_told_of_the_first(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.attach.host._TAKE_S", 0.0)
+    with (
+        serving(path),
+        pytest.raises(ConfigError, match="another keeper listens there; give each keeper of a host"),
+    ):
+        KeeperServer(path)

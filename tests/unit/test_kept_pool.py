@@ -378,7 +378,8 @@ def test_memory_of_another_size_is_not_gone_on_with_and_a_new_one_made(
     with caplog.at_level(logging.WARNING), Node.start(config(keeper, pool_size="8MiB")) as second:
         assert adopted(second) == 0
         publish(second, KEYS)
-    assert "this one starts empty: cannot make a pool: it has" in caplog.text
+    assert "this one starts empty: cannot make a pool: what was left has" in caplog.text
+    assert "was pool_size changed?" in caplog.text
     with Node.start(config(keeper, pool_size="8MiB")) as third:
         assert fetch(third, KEYS) == len(KEYS)
 

@@ -126,7 +126,9 @@ std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* e
 std::unique_ptr<SharedRegion> SharedRegion::adopt(int fd, size_t nbytes, std::string* error) {
   struct stat info{};
   if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) != nbytes) {
-    *error = "it has " + std::to_string(info.st_size) + " bytes, not " + std::to_string(nbytes);
+    *error = "what was left has " + std::to_string(info.st_size) +
+             " bytes, and with these settings it would be " + std::to_string(nbytes) +
+             "; was pool_size changed?";
     return nullptr;
   }
   if (fcntl(fd, F_GET_SEALS) != kKeptSeals) {
