@@ -159,7 +159,8 @@ def _places(keys: ClusterKeys, refusals: list[str]) -> Iterator[Path]:
         yield from (path for name in names if os.path.lexists(path := folder / name))
 
 
-def _has_listener(path: Path) -> bool:
+def has_listener(path: Path) -> bool:
+    """Whether somebody listens there, be it one who lets nobody in."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
         visitor.setblocking(False)
         try:
@@ -187,7 +188,7 @@ class _Search(Resource):
         try:
             address, cluster, n_places = _native.visit_attach_host(str(path), min(_VISIT_S, self._left))
         except RuntimeError as error:
-            return str(error) if _has_listener(path) else ""
+            return str(error) if has_listener(path) else ""
         if not n_places:
             return "the node there has let in as many engines as it takes"
         # as for an engine that is told the path: the cluster that nobody has named says nothing

@@ -13,14 +13,18 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from p2pkv import _native
+from p2pkv.attach.auto import has_listener
 from p2pkv.errors import ConfigError, ControlError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.transports.base import Resource
 
 _log = logging.getLogger(__name__)
 
+APPEAR_S = 5.0
+"""How long an engine that starts waits where nobody listens: a node that is being restarted is back in two seconds."""
 _ANSWER_S = 5.0
 """How long a node that has let a connection in may take to answer."""
 _RETRY_S = 0.1
@@ -82,10 +86,7 @@ class OwnHost(Resource):
         """The node that has gone last, and the number of the bumps that it had heard of."""
         self._is_mapping_in = False
         self._open = open_attachment
-        try:
-            self._attachment: _native.Attachment | None = self._open(path, _ANSWER_S, mark=mark)
-        except RuntimeError as error:
-            raise ControlError(f"cannot attach to the node at 'unix:{path}': {error}") from error
+        self._attachment: _native.Attachment | None = self._find()
         self.cluster: str = self._attachment.cluster
         """The name of the cluster whose pages this engine has, life after life of its node."""
         if cluster is not None and cluster != self.cluster:
@@ -95,6 +96,18 @@ class OwnHost(Resource):
                 f"node of {cluster!r}, or leave cluster out, since an engine goes by its node's"
             )
         self.pool.set(self._attachment.take_pool())
+
+    def _find(self) -> _native.Attachment:
+        """Attach for the first time: to who listens, or to who does so soon, as a node that is being restarted."""
+        until = time.monotonic() + APPEAR_S
+        while True:
+            try:
+                return self._open(self.path, _ANSWER_S, mark=self._mark)
+            except RuntimeError as error:
+                if time.monotonic() >= until or has_listener(Path(self.path)):
+                    raise ControlError(f"cannot attach to the node at 'unix:{self.path}': {error}") from error
+                self._log.warning(str(error), "not attached to the node at unix:%s yet: %s", self.path, error)
+            time.sleep(_RETRY_S)
 
     @property
     def attachment(self) -> _native.Attachment | None:

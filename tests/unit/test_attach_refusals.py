@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -64,8 +65,27 @@ def answering(path: str, packet: bytes) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def test_nobody_is_there(path: str) -> None:
+def test_nobody_is_there(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.attach.own_host.APPEAR_S", 0.3)
     assert "start one there (p2pkv node with attach_listen), or leave attach out" in refusal(path)
+
+
+def test_a_node_that_is_being_restarted_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("p2pkv.attach.own_host.APPEAR_S", 60.0)
+    tmp_path.chmod(0o700)
+    attach = f"unix:{tmp_path}/s"
+    with listening(attach.removeprefix("unix:")):
+        pass  # it leaves its path as a node does that was killed
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(Node.start, Config(node_id="engine", attach=attach))
+        eventually(lambda: "yet: no node listens there" in caplog.text, 20.0)
+        with (
+            Node.start(Config(node_id="host", pool_size="1MiB", attach_listen=attach)),
+            starting.result(60.0) as engine,
+        ):
+            assert engine.owner_id == "host"
 
 
 @pytest.mark.parametrize(
