@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -32,6 +33,8 @@ from p2pkv.memory.available import available_memory, require_memory
 from p2pkv.metrics import Metrics
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
 _SHOWN = {
@@ -202,6 +205,7 @@ class TenantNodes(Generic[N]):
                     raise type(error)(f"tenants: {tenant.name}: {error}") from error
                 undo.callback(node.close)
                 self.by_name[tenant.name] = node
+                _log.info("tenant %s is served, in its cluster %r", tenant.name, tenant.config.cluster)
             undo.pop_all()
 
     def attend(self, around: AroundTenants) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -270,3 +271,22 @@ def test_a_node_that_is_told_to_drain_by_others_has_its_tenants_drain(
     assert told.exit_code == 0, told.output
     eventually(lambda: nodes[0].drained is not None, 10.0)
     assert nodes[0].tenant("acme").drained is not None
+
+
+def test_the_log_says_of_which_cluster_a_node_is(
+    secret: Secrets, nodes: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tenants' nodes have the id of the node around them: a death would be said of each, and which it is nowhere."""
+    with caplog.at_level(logging.INFO):
+        nodes.append(
+            Node.start(
+                Config(
+                    node_id="n", secret_file=secret("ours"), tenants={"acme": {"secret_file": secret("acme")}}
+                )
+            )
+        )
+    cluster = nodes[0].tenant("acme").config.cluster
+    assert f"tenant acme is served, in its cluster {cluster!r}" in caplog.text
+    alive = [said for said in caplog.messages if said.endswith(f"is alive in cluster {cluster!r}")]
+    assert len(alive) == 1
+    assert len([said for said in caplog.messages if said.endswith(" is alive")]) == 1

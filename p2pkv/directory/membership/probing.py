@@ -24,7 +24,7 @@ from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.rotation import Rotation
 from p2pkv.directory.membership.telling import TellingMembership, key_and_boot
 from p2pkv.directory.membership.timing import Clock, Timing
-from p2pkv.directory.view import Member, State, View
+from p2pkv.directory.view import DEFAULT_CLUSTER, Member, State, View
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,9 @@ class ProbingMembership(TellingMembership):
         random: Random | None = None,
     ) -> None:
         super().__init__(network, identity, listeners=listeners, clock=clock, timing=timing, random=random)
+        cluster = identity.cluster
+        # A process has as many clusters as its node has tenants, and one more, all with the same node ids.
+        self._where = "" if cluster == DEFAULT_CLUSTER else f" in cluster {cluster!r}"
         self._rotation = Rotation(self._random)
         self._witnessed = Rotation(self._random, _WITNESSED)
         self._next_round = 0.0
@@ -376,7 +379,8 @@ class ProbingMembership(TellingMembership):
             before = old.get(member.node_id)
             if before is not None and (before.boot_epoch, before.state) == (member.boot_epoch, member.state):
                 continue
-            log.info("node %s at %s is %s", member.node_id, member.address, member.state.name.lower())
+            state = member.state.name.lower()
+            log.info("node %s at %s is %s%s", member.node_id, member.address, state, self._where)
             if member.state is State.SUSPECT:
                 self._counts["suspicions"] += 1
             elif member.state is State.DEAD and before is not None:  # else it died while this node was out
