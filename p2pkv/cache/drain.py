@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.cache.departures import Departures
+from p2pkv.cache.drain_receiver import CANT_READ, LATE, OPEN, TAKEN, Receiver, refusal_of, why_left
 from p2pkv.cache.drain_work import LISTED, USE, Work
 from p2pkv.cache.drained import Drained, sentence
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.prefetch import PrefetchOutcome
 from p2pkv.control.sockets import ControlClient, Request
-from p2pkv.control.wire import TAKE_OVER, TAKE_OVER_ENTRY, U64, Kind, ReplyStatus
+from p2pkv.control.wire import TAKE_OVER, TAKE_OVER_ENTRY, U64, Kind
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError
@@ -48,41 +48,6 @@ _LET_GO_SHARE, _LET_GO_S = 0.2, 1.0
 """Of the time, and at most: what is kept for letting go in the end."""
 _RETURN_SHARE, _RETURN_S = 0.1, 2.0
 """Likewise: how long those who left a moment ago are waited for. A view that has changed goes round in a second."""
-_TAKEN = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT)
-_LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT, PrefetchOutcome.CANCELED)
-_OPEN = (PrefetchOutcome.NO_ROOM, *_LATE)
-"""Others may have such a page."""
-_CANT_READ = "it could not read what it was to take over"
-_MOST_IN_VAIN = 3
-"""So many batches in a row that a node could read nothing of mean that its way to this one is barred; a guess."""
-
-
-@dataclass(slots=True)
-class _Receiver:
-    """A node that may take pages over. Used by one thread at a time."""
-
-    member: Member
-    free: int = 0
-    replaceable: int = 0
-    refusal: str = ""
-    is_silent: bool = False
-    """It has not answered once: whether it still has what it took is not known."""
-    taken: list[NDArray[np.void]] = field(default_factory=list)
-    """Pages that it has, those used last first."""
-    unread: list[NDArray[np.void]] = field(default_factory=list)
-    """Pages that are there and could not be read by it; others may have a way to this node where it has none."""
-    n_in_vain: int = 0
-    """So many batches in a row it could read nothing of."""
-    n_gone: int = 0
-    """Pages that were not there any more when it came to read them."""
-
-    @property
-    def n_taken(self) -> int:
-        return sum(map(len, self.taken))
-
-    def room(self, *, may_replace: bool) -> int:
-        """Return how many bytes of pages it may take."""
-        return self.free + (self.replaceable if may_replace else 0)
 
 
 class Drainer:
@@ -229,13 +194,13 @@ class Drainer:
             n_handed_over=n_handed_over,
             n_adopted=n_adopted,
             receivers={one.member.node_id: one.n_taken for one in receivers if one.n_taken},
-            reason=_why_left(receivers, is_over=time.monotonic() >= pages_until) if n_left else "",
+            reason=why_left(receivers, is_over=time.monotonic() >= pages_until) if n_left else "",
             seconds=time.monotonic() - began,
         )
 
-    def _hand_out_to_late(self, work: Work, asked: set[tuple[int, int]], until: float) -> list[_Receiver]:
+    def _hand_out_to_late(self, work: Work, asked: set[tuple[int, int]], until: float) -> list[Receiver]:
         """Have those take what is left who had not answered, since their interpreter was held, say; return them."""
-        receivers: list[_Receiver] = []
+        receivers: list[Receiver] = []
         for _ in range(_MOST_ASKED):
             if not (work.has_some and self._unasked(asked)) or time.monotonic() >= until:
                 break
@@ -245,7 +210,7 @@ class Drainer:
             receivers += late
         return receivers
 
-    def _hand_out_unread(self, receivers: Sequence[_Receiver], until: float) -> None:
+    def _hand_out_unread(self, receivers: Sequence[Receiver], until: float) -> None:
         """Have others take what one of them could not read."""
         those = [receiver for receiver in receivers if receiver.unread]
         for receiver in those:
@@ -254,9 +219,9 @@ class Drainer:
             for may_replace in (False, True):
                 self._hand_out(work, others, until, may_replace=may_replace)
         for receiver in those:
-            receiver.refusal = receiver.refusal or _CANT_READ
+            receiver.refusal = receiver.refusal or CANT_READ
 
-    def _doubt_the_silent(self, work: Work, receivers: Sequence[_Receiver]) -> bool:
+    def _doubt_the_silent(self, work: Work, receivers: Sequence[Receiver]) -> bool:
         """Let others have what was taken by those who are gone, or did not answer; whether there is any."""
         members = self._members().values()
         present = {(member.node_id, member.boot_epoch) for member in members}
@@ -289,7 +254,7 @@ class Drainer:
             if m.weight > 0 and not m.is_draining and (m.key, m.boot_epoch) not in asked
         ]
 
-    def _receivers(self, asked: set[tuple[int, int]], until: float) -> list[_Receiver]:
+    def _receivers(self, asked: set[tuple[int, int]], until: float) -> list[Receiver]:
         """Return who of those that have not been ``asked`` would take pages over, those with most room first.
 
         Who does not answer within a second counts as not asked.
@@ -299,17 +264,17 @@ class Drainer:
         receivers = []
         with self._client.send([self._request(m, b"", 0.0, may_replace=False) for m in those]) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
-                receiver = _Receiver(those[index])
+                receiver = Receiver(those[index])
                 receivers.append(receiver)
                 asked.add((those[index].key, those[index].boot_epoch))
                 if not reply.ok:
-                    receiver.refusal = _refusal(reply.status, reply.body)
+                    receiver.refusal = refusal_of(reply.status, reply.body)
                 elif len(reply.body) == 2 * U64.size:
-                    _take_room(receiver, reply.body)
+                    receiver.take_room(reply.body)
         return sorted(receivers, key=lambda one: (one.free, one.replaceable), reverse=True)
 
     def _hand_out(
-        self, work: Work, receivers: Sequence[_Receiver], until: float, *, may_replace: bool
+        self, work: Work, receivers: Sequence[Receiver], until: float, *, may_replace: bool
     ) -> None:
         willing = [one for one in receivers if not one.refusal and one.room(may_replace=may_replace)]
         if not willing:
@@ -325,7 +290,7 @@ class Drainer:
             for receiver in willing:
                 self._fill(work, receiver, until, may_replace=may_replace)
 
-    def _fill(self, work: Work, receiver: _Receiver, until: float, *, may_replace: bool) -> None:
+    def _fill(self, work: Work, receiver: Receiver, until: float, *, may_replace: bool) -> None:
         """Hand pages to one node until it has no more room, or the time is over."""
         longest = self._pool.nbytes
         while not receiver.refusal and (left := until - time.monotonic()) > 0:
@@ -336,19 +301,19 @@ class Drainer:
             try:
                 outcomes = self._offer(receiver, uses, min(left, _ANSWER_S), may_replace=may_replace)
                 given_back = np.concatenate(
-                    [_unread(receiver, uses, outcomes), uses[np.isin(outcomes, _OPEN)]]
+                    [receiver.note_unread(uses, outcomes), uses[np.isin(outcomes, OPEN)]]
                 )
             finally:
                 work.settle(given_back)
-            receiver.taken.append(uses[np.isin(outcomes, _TAKEN)])
-            receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN, PrefetchOutcome.NOT_READ))).sum())
-            if np.isin(outcomes, _LATE).any():
+            receiver.taken.append(uses[np.isin(outcomes, TAKEN)])
+            receiver.n_gone += int((~np.isin(outcomes, (*TAKEN, *OPEN, PrefetchOutcome.NOT_READ))).sum())
+            if np.isin(outcomes, LATE).any():
                 receiver.refusal = receiver.refusal or "it did not bring them in time"
             if len(refused := uses["nbytes"][outcomes == PrefetchOutcome.NO_ROOM]):
                 longest = int(refused.max()) - 1  # shorter ones may have a place
 
     def _offer(
-        self, receiver: _Receiver, uses: NDArray[np.void], seconds: float, *, may_replace: bool
+        self, receiver: Receiver, uses: NDArray[np.void], seconds: float, *, may_replace: bool
     ) -> NDArray[np.uint8]:
         """Ask a node to take these over; return what became of each, as a prefetch says it."""
         ids: Keys = np.ascontiguousarray(uses["key"])
@@ -361,7 +326,7 @@ class Drainer:
         request = self._request(receiver.member, entries.tobytes(), its_own, may_replace=may_replace)
         reply = self._client.ask(request, seconds)
         if reply is not None and reply.ok and len(reply.body) == 2 * U64.size + len(entries):
-            _take_room(receiver, reply.body)
+            receiver.take_room(reply.body)
             outcomes[there] = np.frombuffer(reply.body, np.uint8, offset=2 * U64.size)
             unread = np.flatnonzero(outcomes == PrefetchOutcome.NOT_READ)
             if len(unread):
@@ -370,7 +335,7 @@ class Drainer:
         else:
             outcomes[there] = PrefetchOutcome.CANCELED  # others may have them
             receiver.is_silent = reply is None
-            receiver.refusal = "it did not answer" if reply is None else _refusal(reply.status, reply.body)
+            receiver.refusal = "it did not answer" if reply is None else refusal_of(reply.status, reply.body)
         return outcomes
 
     def _request(self, member: Member, entries: bytes, seconds: float, *, may_replace: bool) -> Request:
@@ -389,7 +354,7 @@ class Drainer:
             return 0
         return self._followers.let_go(until)
 
-    def _lead_elsewhere(self, receivers: Sequence[_Receiver], until: float) -> None:
+    def _lead_elsewhere(self, receivers: Sequence[Receiver], until: float) -> None:
         """Take this node's entries of pages that others have out of the directory.
 
         Nodes hear at different moments that another one has left. One that knows must not be told by one that does not
@@ -405,43 +370,3 @@ class Drainer:
                 return
             if there.any():
                 self._directory.drop(keys[there], locations[there], until, by_owner=True)
-
-
-def _take_room(receiver: _Receiver, body: bytes) -> None:
-    (receiver.free,), (receiver.replaceable,) = U64.unpack_from(body), U64.unpack_from(body, U64.size)
-
-
-def _unread(receiver: _Receiver, uses: NDArray[np.void], outcomes: NDArray[np.uint8]) -> NDArray[np.void]:
-    """Remember which pages of a batch could not be read; return those that others are to have at once.
-
-    One page that nobody can read costs nobody the others: it comes after them. Who can read nothing is asked no more,
-    and what was tried with it is the first again.
-    """
-    unread: NDArray[np.void] = uses[outcomes == PrefetchOutcome.NOT_READ]
-    for_others: NDArray[np.void] = unread[:0]
-    if not len(unread):
-        receiver.n_in_vain = 0
-        return for_others
-    receiver.unread.append(unread)
-    receiver.n_in_vain = 0 if np.isin(outcomes, _TAKEN).any() else receiver.n_in_vain + 1
-    if receiver.n_in_vain >= _MOST_IN_VAIN:
-        receiver.refusal = receiver.refusal or _CANT_READ
-        for_others, receiver.unread = np.concatenate(receiver.unread), []
-    return for_others
-
-
-def _refusal(status: ReplyStatus, body: bytes) -> str:
-    if status is ReplyStatus.MALFORMED:
-        return "its p2pkv takes no pages over; upgrade it"
-    return body.decode(errors="replace") or f"it answered {status.name}"
-
-
-def _why_left(receivers: Sequence[_Receiver], *, is_over: bool) -> str:
-    if not receivers:
-        return "no other node that could take them answers"
-    refusals = [f"{one.member.node_id}: {one.refusal}" for one in receivers if one.refusal]
-    if is_over:
-        return "the time was over"
-    if refusals:
-        return "; ".join(refusals[:4])
-    return "the others have no room for more"
