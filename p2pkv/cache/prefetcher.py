@@ -383,9 +383,8 @@ class Prefetcher:
         if self._staging is None or self._staging.nbytes < nbytes:
             if self._memory is not None:
                 self._memory.close()
-            self._memory = self._staging = (
-                None  # where memory or its registration can't be had the next batch tries again
-            )
+            # where memory or its registration can't be had the next batch tries again
+            self._memory = self._staging = None
             staging = np.zeros(max(nbytes, self._batch_nbytes), np.uint8)
             self._memory = self._register(staging)
             self._staging = staging
