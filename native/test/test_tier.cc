@@ -330,6 +330,18 @@ TEST(tier_does_not_write_what_was_taken_back) {
   CHECK_EQ(node.n_there(kBatch), kBatch);
 }
 
+TEST(tier_waits_for_what_is_being_written_of_a_clear) {
+  Node node;
+  node.fill(64);
+  CHECK(node.store->flush(Deadline::after(20)));
+  node.faults.hang(FileCall::kWrite);
+  node.tier->clear();
+  while (node.faults.n_hanging() == 0) std::this_thread::yield();
+  CHECK(!node.tier->wait_cleared(Deadline::after(0.01)));
+  node.faults.heal();
+  CHECK(node.tier->wait_cleared(Deadline::after(20)));
+}
+
 TEST(tier_does_not_write_what_was_cleared) {
   Node node;
   node.faults.hang(FileCall::kWrite);

@@ -242,7 +242,8 @@ class DiskStore {
   Deadline::Clock::time_point last_write_;  // call of `write`
   uint64_t n_accepted_ = 0;
   uint64_t n_settled_ = 0;
-  uint64_t n_synced_ = 0;  // settled when the layout was last synced
+  uint64_t n_synced_ = 0;   // settled when the layout was last synced
+  uint64_t n_written_ = 0;  // `Recalls::n_kept` when what is written of it was looked at
   bool wants_flush_ = false;
   bool is_closed_ = false;
   bool is_gone_ = false;  // closed, and everything let go

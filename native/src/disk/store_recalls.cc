@@ -34,9 +34,11 @@ void DiskStore::wake_writer() {
 }
 
 bool DiskStore::wait_recalled(const Deadline& deadline) {
+  // What is being written at this moment is pending no more, and is not on disk yet.
+  const uint64_t n_kept = recalls_.n_kept();
   std::unique_lock lock(mutex_);
-  wait_until(finished_, lock, deadline, [this] { return is_closed_ || !recalls_.is_pending(); });
-  return !recalls_.is_pending();
+  wait_until(finished_, lock, deadline, [&] { return is_closed_ || n_written_ >= n_kept; });
+  return n_written_ >= n_kept;
 }
 
 // Before anything else is placed: what is taken back holds for all records that lie there by now.
@@ -45,11 +47,12 @@ void DiskStore::record_recalls() {
   const int written = write_recalls();
   drop_cleared();
   // a full disk may have room now
-  if (written < 0 && (written == -ENOBUFS || write_recalls() < 0))
-    suspend("cannot write what was taken back", written == -ENOBUFS ? -ENOSPC : written);
+  const bool is_written = written >= 0 || (written != -ENOBUFS && write_recalls() >= 0);
+  if (!is_written) suspend("cannot write what was taken back", written == -ENOBUFS ? -ENOSPC : written);
+  n_recorded_ = n_kept;
   {
     const std::lock_guard lock(mutex_);
-    n_recorded_ = n_kept;
+    if (is_written) n_written_ = n_kept;
   }
   finished_.notify_all();
 }
