@@ -84,7 +84,7 @@ class Tier : public Promoter {
   }
   // Where pages are now: in the pool, else on disk (then the location is not resident).
   void locate(const Key* keys, size_t n, uint8_t* found, Location* locations);
-  // Of pages that are not `found`, finds those on disk, unless its index is locked: for who must not wait.
+  // Finds those on disk of the pages that are not `found`, unless its index is locked; it never waits.
   void locate_at_once(const Key* keys, size_t n, uint8_t* found, Location* locations);
   // Which pages could be read from disk now.
   void contains(const Key* keys, size_t n, uint8_t* found);
