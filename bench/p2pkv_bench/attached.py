@@ -37,7 +37,7 @@ _ENGINE, _NODE = "engine", "node"
 _MOST_TOUCHED = 256 * MIB
 """No more than this is read of a pool, since five pools of it are there at once."""
 _MAPS_IN = "p2pkv-prefault\n"
-"""What a thread is called that maps memory in."""
+"""A thread that maps memory in is called so."""
 _MAPPED_IN_S = 60.0
 
 

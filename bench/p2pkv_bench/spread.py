@@ -138,27 +138,24 @@ def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:
             values = {who: getattr(of, name)[1:] for who, of in figures.items()}
             if name == "idlest":
                 del values["first_named"]  # nothing: no ratio to it
-            yield make_row(
-                values,
-                suite="spread",
-                case=f"{_READERS} readers of {_N_PAGES} pages of {len(_HOLDERS)} holders: {what}",
-                unit=unit,
-                transport=transport,
-                page_nbytes=_PAGE_NBYTES,
-                batch=_BATCH,
-                threads=_READERS,
-            )
+            case = f"{_READERS} readers of {_N_PAGES} pages of {len(_HOLDERS)} holders: {what}"
+            yield _row(values, case, unit, transport)
         for what, unit, values_of_late in (
             ("the longest call", "ms", late.longest),
             ("pages that were missed", "part", late.missed),
         ):
-            yield make_row(
-                {"spread": values_of_late},
-                suite="spread",
-                case=f"{_READERS} readers, one of {len(_HOLDERS)} holders stands still: {what}",
-                unit=unit,
-                transport=transport,
-                page_nbytes=_PAGE_NBYTES,
-                batch=_BATCH,
-                threads=_READERS,
-            )
+            case = f"{_READERS} readers, one of {len(_HOLDERS)} holders stands still: {what}"
+            yield _row({"spread": values_of_late}, case, unit, transport)
+
+
+def _row(values: dict[str, list[float]], case: str, unit: str, transport: str) -> Row:
+    return make_row(
+        values,
+        suite="spread",
+        case=case,
+        unit=unit,
+        transport=transport,
+        page_nbytes=_PAGE_NBYTES,
+        batch=_BATCH,
+        threads=_READERS,
+    )
