@@ -30,7 +30,7 @@ _CHECKED = re.compile(rb"(p2pkv ([^\n]+)\nversion=1\nnode=([^\n]+)\n(.*))check=(
 
 
 class _Attempt:
-    """What the disk is to do, on a thread of its own, since a disk may hang: again until it works or that is over."""
+    """A thread of its own does what the disk is to do, which may hang, again until it works or that is over."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -39,7 +39,7 @@ class _Attempt:
         """It is not tried again."""
         self.was_tried = threading.Event()
         self.error: Exception | None = None
-        """Of the first time."""
+        """The first attempt ended by this."""
 
     def start(self, act: Callable[[], None]) -> None:
         def run() -> None:
@@ -81,9 +81,8 @@ class SmallFile:
         self._loss = loss
         self._longest = longest
         self._makes_parents = makes_parents
-        self._lock = (
-            threading.Lock()
-        )  # held while a thread writes, however long the disk takes; guards the next
+        # held while a thread writes, however long the disk takes; guards the next
+        self._lock = threading.Lock()
         self._written: bytes | None = None  # the lines, once the disk has taken them
         self._turn = threading.Lock()  # guards the next two
         self._last: _Attempt | None = None  # the last write
@@ -111,9 +110,8 @@ class SmallFile:
         with self._turn:
             attempt = self._last
             is_new = attempt is None or attempt.has_begun
-            if (
-                attempt is None or is_new
-            ):  # else it waits for a disk that hangs, and will ask for the lines of then
+            # One that has not begun waits for a disk that hangs, and will ask for the lines of then.
+            if attempt is None or is_new:
                 if attempt is not None:
                     attempt.is_over.set()
                 attempt = self._last = _Attempt()

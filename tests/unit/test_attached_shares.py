@@ -1,4 +1,4 @@
-"""What each of several attached engines may have of its node's pool, and what they use there stays."""
+"""Each of several attached engines may have its share of its node's pool, and what they use there stays."""
 
 from __future__ import annotations
 

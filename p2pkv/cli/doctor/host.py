@@ -1,4 +1,4 @@
-"""What a node and the engines of its host have to do with each other, who keeps its memory, and its tenants.
+"""The doctor looks at what a node and its host's engines are to each other, who keeps its memory, and its tenants.
 
 Nothing of it is needed where none of these settings is there. A node that runs already is no fault: a look at what its
 successor would find, or its engines, is what the doctor is for.

@@ -208,7 +208,7 @@ class EtcdStore(Store):
         """Return what a refusal means; after one that may be this server's alone the next is asked."""
         server, code = self._calls.server, answer.body.get("code", answer.body.get("grpc_code"))
         said = answer.body.get("message") or answer.body.get("error") or f"HTTP status {answer.status}"
-        # Of a path that it does not know any gateway to gRPC says that it is not found.
+        # Any gateway to gRPC says of a path that it does not know that this is not found.
         if code == _NOT_FOUND and "lease" in str(said):
             return _LeaseGoneError(f"{server} knows nothing of the lease any more: {said}")
         self._calls.next_server()
