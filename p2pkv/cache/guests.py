@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,6 +30,7 @@ from p2pkv.control.wire import (
     Kind,
     Reply,
 )
+from p2pkv.directory.given_up import MOMENT_S
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
@@ -228,12 +229,15 @@ class Followers:
         client: ControlClient,
         members: Members,
         metrics: Metrics,
+        given_up: Callable[[], Iterable[Member]] = tuple,
     ) -> None:
+        """``given_up`` returns those that were members a short time ago, and may be again."""
         self._own_key = own_key
         self._native = native
         self._client = client
         self._members = members
         self._metrics = metrics
+        self._given_up = given_up
         self._meeting = threading.Lock()  # guards what follows
         self._met: dict[int, float] = {}  # since when each member has been one, as this node was told
         # Held while followers are told, so that they hear in the order of the numbers. One that hears of a later one
@@ -272,7 +276,8 @@ class Followers:
         """Tell who follows this node that it has taken these pages back, or all of them; they are gone here already.
 
         Blocks until every member among them has taken out what it had, or for as long as the deadline allows. Those who
-        have not answered by then are told when they answer again, and may find the pages until then.
+        have not answered by then are told when they answer again, and may find the pages until then. Who was given up
+        of late is told as well, and waited for for a moment.
         """
         n_unheard = 0
         with self._in_turn(deadline):
@@ -284,9 +289,14 @@ class Followers:
     def _tell(self, ids: Keys | None, deadline: float) -> int:
         # Counted first: who follows from now on reads nothing of what is gone.
         log, number = self._native.count_taken_back()
+        given_up = {
+            member.key: member for member in self._given_up()
+        }  # first: one may be a member by the next line
         members = self._members()
-        keys = {*self._native.followers(), *self._young(members)} & members.keys()
-        waiting = {index: members[key] for index, key in enumerate(keys)}
+        reachable = {**given_up, **members}
+        keys = {*self._native.followers(), *self._young(members)} & reachable.keys()
+        waiting = {index: reachable[key] for index, key in enumerate(keys)}
+        moment_ends = time.monotonic() + MOMENT_S
         body, count = TAKE_BACK.pack(self._own_key, log, number - 1, number, ids is None), 0
         if ids is not None:
             body, count = body + ids.tobytes(), len(ids)
@@ -298,7 +308,7 @@ class Followers:
                 answer = calls.next(min(_LOOK_S, left))
                 if answer is not None:
                     del waiting[answer[0]]
-                elif self._n_present(waiting) == 0:
+                elif self._n_present(waiting) == 0 and time.monotonic() >= moment_ends:
                     break
         return self._n_present(waiting)
 

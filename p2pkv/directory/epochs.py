@@ -9,7 +9,8 @@ An epoch is the time of day in nanoseconds, or one more than any that a member k
 whole cluster, and no clock has to be right.
 
 Who could not be reached keeps what it knows until somebody tells it: it is told as soon as it is in the view again,
-asks before it begins to publish when it starts, and every second one member is asked, at random.
+asks before it begins to publish when it starts, and every second one member is asked, at random. Members that were
+given up of late are told as well, since some of them may live (:mod:`.given_up`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from random import Random
 from p2pkv import _native
 from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import Kind, Reply, pack_epochs, unpack_epochs
+from p2pkv.directory.given_up import MOMENT_S
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError, ControlError, UsageError
 from p2pkv.limited_log import LimitedLog
@@ -67,6 +69,7 @@ class EpochKeeper(Resource):
         client: ControlClient,
         members: Callable[[], Iterable[Member]],
         *,
+        given_up: Callable[[], Iterable[Member]] = tuple,
         remember: Callable[[Callable[[], list[Told]]], object] | None = None,
         look: Callable[[float], None] | None = None,
         settle: Sequence[Callable[[float], bool]] = (),
@@ -74,6 +77,7 @@ class EpochKeeper(Resource):
     ) -> None:
         """``members`` returns those in the view but for this node; ``remember`` is told to write what is known.
 
+        ``given_up`` returns those that were members a short time ago, and may be again.
         ``look`` is for who does not hear at once who is a member: it has ``members`` return them, by a deadline.
         ``settle`` is what has to be done for a bump to hold in the next life of this node as well: each waits so many
         seconds at most for its part, and returns whether nothing is to be waited for any more.
@@ -81,6 +85,7 @@ class EpochKeeper(Resource):
         self._known = known
         self._client = client
         self._members = members
+        self._given_up = given_up
         self._random = random or Random()  # noqa: S311 - whom to ask, nothing secret
         self._log = LimitedLog(_log)
         # Guards what follows; reentrant, since a signal's handler may close the node wherever a thread is.
@@ -126,9 +131,14 @@ class EpochKeeper(Resource):
         self._known.raise_to([(name, epoch)])
         heard: set[str] = set()
         asked: set[_Boot] = set()
-        while lacking := [member for member in self._members() if _boot(member) not in asked]:
-            asked.update(map(_boot, lacking))
-            heard.update(member.node_id for member in self._tell(lacking, [(name, epoch)], deadline))
+        maybe = {
+            _boot(member): member for member in self._given_up()
+        }  # first: one may be a member by the next line
+        while (lacking := {_boot(m): m for m in self._members() if _boot(m) not in asked}) or maybe:
+            asked |= lacking.keys()
+            those = list((maybe | lacking).values())
+            heard.update(member.node_id for member in self._tell(those, [(name, epoch)], deadline))
+            maybe = {}
         # an id that was restarted meanwhile has been told as what it is now
         return epoch, heard, {node_id for node_id, _ in asked} - heard
 
@@ -143,8 +153,12 @@ class EpochKeeper(Resource):
         return max((epoch for _, epoch in self._known.all()), default=0)
 
     def _tell(self, those: Sequence[Member], told: Sequence[Told], deadline: float) -> list[Member]:
-        """Tell members; return who has answered by the deadline, or when the others are members no more."""
+        """Tell these; return who has answered by the deadline, or when the others are members no more.
+
+        Also those who are none from the beginning are waited for for a moment.
+        """
         heard = []
+        moment_ends = time.monotonic() + MOMENT_S
         waited_for = set(map(_boot, those))
         with self._client.send([_request(member, told) for member in those]) as calls:
             while calls.are_pending() and (left := deadline - time.monotonic()) > 0:
@@ -152,7 +166,8 @@ class EpochKeeper(Resource):
                 if self._closed:
                     raise ClosedError("the node is closed")
                 if answer is None:
-                    if waited_for.isdisjoint(map(_boot, self._members())):
+                    are_members = not waited_for.isdisjoint(map(_boot, self._members()))
+                    if not are_members and time.monotonic() >= moment_ends:
                         break
                     continue
                 member, reply = those[answer[0]], answer[1]

@@ -31,6 +31,7 @@ from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.epochs import EpochKeeper
+from p2pkv.directory.given_up import GivenUp
 from p2pkv.directory.routers import KnownRouters
 from p2pkv.directory.view import DEFAULT_CLUSTER, Member, View, node_key
 from p2pkv.kv_events.messages import MEMORY
@@ -111,6 +112,7 @@ class AttachedParts:
         if team is not None:
             undo.callback(team.close)
         copies.choose(config.copy_kernel, None)
+        self._given_up = GivenUp()
         self.epochs_known = _native.NamespaceEpochs()
         self.epochs_known.follow(scopes(config.namespace))
         self._open_directory(undo, handshakes)
@@ -124,7 +126,11 @@ class AttachedParts:
         )
         undo.callback(self.following.close)
         self.epochs = EpochKeeper(
-            self.epochs_known, self.client, weakly(self._members), look=self.following.look_again
+            self.epochs_known,
+            self.client,
+            weakly(self._members),
+            given_up=self._given_up.recent,
+            look=self.following.look_again,
         )
         undo.callback(self.epochs.close)
         self.caching = AttachedCaching(self._make_cache(undo))
@@ -391,6 +397,7 @@ class AttachedParts:
             or not now.is_present
             or now.boot_epoch != member.boot_epoch
         ]
+        self._given_up.view_changed(new, gone)
         self.peers.set_view(reached)  # before anything is located at a member that it does not know
         self.directory.set_view(reached)
         self.caching.cache.tell_unsettled()

@@ -146,7 +146,12 @@ class CacheParts:
         if self._publisher is not None:
             self._tell_events(self._publisher, boot, undo)
         self.followers = Followers(
-            self._own_key, self.guests, self._control.client, self.members, self._metrics
+            self._own_key,
+            self.guests,
+            self._control.client,
+            self.members,
+            self._metrics,
+            self._control.given_up.recent,
         )
         self.followers.view_changed()
         taking_back = TakingBack(config.node_id)

@@ -13,6 +13,7 @@ from p2pkv.control.host_names import Names
 from p2pkv.control.secret import cluster_keys
 from p2pkv.control.sockets import MAX_SOCKETS, ControlClient, ControlServer, Request, Socket
 from p2pkv.control.wire import Kind
+from p2pkv.directory.given_up import GivenUp
 from p2pkv.peers.handshakes import Handshakes
 
 _NAMES_S = 2.0
@@ -44,6 +45,8 @@ class ControlParts:
         """This node's part of the directory; it stays empty where the node has no weight on the ring."""
         self.epochs = _native.NamespaceEpochs()
         """It holds what this node knows of the epochs of all namespaces."""
+        self.given_up = GivenUp()
+        """Who hears of bumps and of what is taken back, though it is no member."""
         self.server = ControlServer(
             context,
             keys,

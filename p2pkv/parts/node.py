@@ -277,6 +277,7 @@ class NodeParts:
             known,
             self.control.gossip,  # whose connections are warm
             lambda: self._others(self.membership.view()),
+            given_up=self.control.given_up.recent,
             remember=None if file is None else file.write,
             settle=() if file is None else (self._write_epochs, self._wait_cleared),
         )
@@ -403,6 +404,7 @@ class NodeParts:
         ]
         if len(new.present()) > 1:
             self._has_met.set()
+        self.control.given_up.view_changed(new, gone)
         self.witness.met(new.values())
         if self.records is not None:
             self.records.set_view(new)

@@ -22,12 +22,15 @@ from p2pkv.cli import app
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
 from p2pkv.control.wire import Kind, ReplyStatus, pack_epochs, unpack_epochs
+from p2pkv.directory import epochs
 from p2pkv.directory.epochs import EpochKeeper
-from p2pkv.directory.view import Member
+from p2pkv.directory.view import Member, View
 from p2pkv.disk import small_file
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.page import Namespace, name_digest, scopes
+from p2pkv.parts.node import NodeParts
 from p2pkv.testing.lateness import returns_within
+from p2pkv.testing.ports import free_port
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -259,6 +262,57 @@ def test_a_member_that_does_not_answer_is_named() -> None:
         keeper = EpochKeeper(plane.known, plane.client, lambda: [*plane.members, silent])
         bump = keeper.bump("x", time.monotonic() + 0.3)
         assert (bump.heard, bump.unreached) == (("n0", "n1"), ("silent",))
+
+
+@pytest.fixture
+def long_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have who was given up and lives answer in time, however busy the machine is."""
+    monkeypatch.setattr(epochs, "MOMENT_S", 3.0)
+
+
+@pytest.mark.usefixtures("long_moment")
+def test_those_that_were_given_up_of_late_are_told_as_well() -> None:
+    with Plane(3) as plane:
+        lives, dead = plane.members[2], Member("dead", BOOT, f"127.0.0.1:{free_port()}")
+        keeper = EpochKeeper(
+            plane.known, plane.client, lambda: plane.members[:2], given_up=lambda: [dead, lives]
+        )
+        bump = keeper.bump("x", time.monotonic() + 60)
+        assert (bump.heard, bump.unreached) == (("n0", "n1", "n2"), ())
+        assert {one.own for one in plane.epochs} == {bump.epoch}
+
+
+@pytest.mark.usefixtures("long_moment")
+def test_one_that_was_given_up_is_told_where_nobody_else_is_left() -> None:
+    with Plane(1) as plane:
+        keeper = EpochKeeper(plane.known, plane.client, tuple, given_up=lambda: plane.members)
+        assert keeper.bump("x", time.monotonic() + 60).heard == ("n0",)
+
+
+def test_one_that_was_given_up_and_comes_back_meanwhile_is_waited_for() -> None:
+    with Plane(1) as plane:
+        back = Member("back", BOOT, f"127.0.0.1:{free_port()}")
+        views = iter([plane.members])
+        keeper = EpochKeeper(
+            plane.known,
+            plane.client,
+            lambda: next(views, [*plane.members, back]),
+            given_up=lambda: [back],
+        )
+        bump = keeper.bump("x", time.monotonic() + 1.0)
+        assert (bump.heard, bump.unreached) == (("n0",), ("back",))
+
+
+@pytest.mark.usefixtures("long_moment")
+def test_a_node_tells_those_that_it_has_given_up(start: Callable[..., Node]) -> None:
+    one, other = start("one"), start("other")
+    eventually(lambda: len(one.members()) == 2, 30.0)
+    of_one = one._parts
+    assert isinstance(of_one, NodeParts)
+    of_one._view_changed(of_one.membership.view(), View(m for m in one.members() if m.node_id == "one"))
+    of_one.epochs._members = tuple
+    assert one.bump().heard == ("other",)
+    assert other.epoch == one.epoch
 
 
 def test_64_nodes_hear_of_a_thousand_bumps() -> None:

@@ -15,10 +15,11 @@ import pytest
 
 from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv.cache import guests
 from p2pkv.cache.guests import StoreStatus
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Kind
-from p2pkv.directory.view import Member, State, encode, node_key
+from p2pkv.directory.view import Member, State, View, encode, node_key
 from p2pkv.page import as_bytes
 from p2pkv.parts.cache import CacheParts
 from p2pkv.testing.ports import free_port
@@ -154,6 +155,19 @@ def test_a_holder_that_was_taken_for_dead_answers_for_no_guest_until_it_has_aske
     pair.ask()
     assert pair.n_there() == 0
     eventually(pair.are_found_by_engines, 30.0)
+
+
+def test_a_holder_that_was_given_up_by_mistake_hears_what_is_taken_back_all_the_same(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "MOMENT_S", 10.0)  # it answers in time, however busy the machine is
+    pair.bring()
+    source = caching_of(pair.source)
+    source._control.given_up.view_changed(View(), [record_of(pair.holder)])
+    source.followers._members = dict
+    assert pair.source.retract(KEYS).all()
+    assert pair.n_there() == 0
+    assert pair.source.counters()["p2pkv_unheard_take_backs_total"] == 0
 
 
 def test_a_source_for_which_engines_find_no_guests_is_counted(pair: Pair) -> None:
