@@ -29,7 +29,8 @@ from p2pkv.lifetime import Gate
 from p2pkv.memory.registered import Memory
 from p2pkv.offers.transfers import Transfers
 from p2pkv.page import Outcomes, Pages, Whereabouts
-from p2pkv.parts.attached import AttachedCaching, AttachedParts
+from p2pkv.parts.attached import AttachedParts
+from p2pkv.parts.attached_caching import AttachedCaching
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.node import NodeParts
 from p2pkv.parts.tenants import Place, TenantNodes, limited, plan_tenants, reached_as

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
@@ -43,6 +42,8 @@ from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.page import Keys, Namespace, scopes
+from p2pkv.parts.attached_caching import AttachedCaching
+from p2pkv.parts.attached_figures import AttachedFigures
 from p2pkv.parts.cache import OTHER_HOLDERS
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.peers.handshakes import Handshakes
@@ -270,53 +271,19 @@ class AttachedParts:
         return cache
 
     def _show_metrics(self, undo: ExitStack) -> None:
-        config = self._config
-        self.metrics.watch(weakly(self._readings))
+        self._figures = AttachedFigures(
+            self._config,
+            self.own_host,
+            self.following,
+            self.epochs_known,
+            (self.caching.cache.readings, self.devices.readings),
+            started=self._started,
+        )
+        self.metrics.watch(weakly(self._figures.readings))
         self.metrics.watch_labelled(copies.metrics)
-        self.metrics.watch_labelled(weakly(self._build_info))
+        self.metrics.watch_labelled(weakly(self._figures.build_info))
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
-        if config.metrics_port is not None:
-            # Imported here: an engine without it starts sooner.
-            from p2pkv.metrics_server import MetricsServer
-
-            server = MetricsServer(
-                config.metrics_host or "127.0.0.1", config.metrics_port, self.metrics, weakly(self._not_ready)
-            )
-            undo.callback(server.close)
-            server.start()
-            self.metrics_port = server.port
-
-    def _readings(self) -> dict[str, float]:
-        present = self.following.view.present()
-        return {
-            "p2pkv_members": len(present),
-            "p2pkv_start_time_seconds": self._started,
-            "p2pkv_namespace_epoch": self.epochs_known.own,
-            "p2pkv_bumps_total": self.epochs_known.n_raised,
-            "p2pkv_attached": self.own_host.attachment is not None,
-            "p2pkv_attachments_total": self.own_host.n_attached,
-            **self.caching.cache.readings(),
-            **self.devices.readings(),
-        }
-
-    @cached_property
-    def _version(self) -> str:
-        # It is read from files, which no scrape but the first should do, and no start.
-        from importlib.metadata import version
-
-        return version("p2pkv")
-
-    def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
-        config = self._config
-        labels = (self._version, config.node_id, self.own_host.cluster, config.namespace)
-        return {"p2pkv_build_info": {labels: 1.0}}
-
-    def _not_ready(self) -> str | None:
-        if self.own_host.attachment is None:
-            return f"the host's node at unix:{self.own_host.path} is away: nothing is published"
-        if self.following.is_silent:
-            return f"the host's node at unix:{self.own_host.path} is there and does not answer: nothing is published"
-        return None
+        self.metrics_port = self._figures.serve(self.metrics, undo)
 
     def _is_attached(self) -> bool:
         return self.own_host.attachment is not None
@@ -425,36 +392,3 @@ class AttachedParts:
     def close(self) -> None:
         """Let go of the host's node and release everything; no call may be under way."""
         self._undo.close()
-
-
-class AttachedCaching:
-    """What a node has of its cache, as an attached engine has it: the calls, and nothing that needs a pool."""
-
-    drained = None
-
-    def __init__(self, cache: AttachedCache) -> None:
-        self.cache = cache
-
-    @property
-    def events(self) -> OwnPages:
-        """What is told in this process of the pages that it has published."""
-        return self.cache.own_pages
-
-    @property
-    def prefetcher(self) -> NoReturn:
-        """Refuse."""
-        raise unsupported("prefetch")
-
-    @property
-    def pins(self) -> NoReturn:
-        """Refuse."""
-        raise unsupported("pin pages")
-
-    @property
-    def drainer(self) -> NoReturn:
-        """Refuse."""
-        raise unsupported("drain")
-
-    def hand_over(self, keys: Sequence[str | bytes], to: str, deadline: float) -> NoReturn:
-        """Refuse."""
-        raise unsupported("hand pages over")
