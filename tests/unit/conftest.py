@@ -10,6 +10,7 @@ import pytest
 
 from cluster import eventually
 from hicache_backends import Open, storage_config
+from kept_nodes import kept_at
 from p2pkv import Config, Node
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
@@ -90,3 +91,17 @@ def open_engine(hosts_node: Node | None) -> Iterator[OpenEngine]:
     yield open_one
     for engine in opened:
         engine.close()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[str]:
+    """Run a keeper's process, but in a thread, and return its address."""
+    with kept_at(tmp_path) as address:
+        yield address
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> str:
+    """Where a host's node lets its engines in."""
+    (tmp_path / "host").mkdir(mode=0o700)
+    return f"unix:{tmp_path}/host/s"

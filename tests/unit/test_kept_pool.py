@@ -5,87 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from can_encrypt import needs_libcrypto
 from cluster import eventually
+from kept_nodes import KEYS, LATER, adopted, config, fetch, kept_at, publish
 from p2pkv import Config, Node
 from p2pkv.cli.node import _drained
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.errors import ConfigError
-from p2pkv.keeper.server import KeeperServer
 from p2pkv.testing.lateness import Lateness
-from pages import fill, wrong
 
-KEYS = [f"page-{i}" for i in range(32)]
-LATER = [f"later-{i}" for i in range(320)]
-NBYTES = 16 * 1024
 _NEVER_S = 86400.0
-
-
-@pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[str]:
-    """Run a keeper's process, but in a thread, and return its address."""
-    with kept_at(tmp_path) as address:
-        yield address
-
-
-@contextmanager
-def kept_at(folder: Path) -> Iterator[str]:
-    (folder / "keeper").mkdir(mode=0o700)
-    server = KeeperServer(f"{folder}/keeper/s")
-    ending = threading.Event()
-
-    def serve() -> None:
-        while not ending.is_set():
-            server.serve(0.01)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield f"unix:{folder}/keeper/s"
-    finally:
-        ending.set()
-        thread.join()
-        server.close()
-
-
-def config(keeper: str, **settings: object) -> Config:
-    given = {"node_id": "host", "pool_size": "4MiB", "keeper": keeper, "deadline": 20.0} | settings
-    return Config.load(given, environ={})
-
-
-def publish(node: Node, keys: list[str]) -> None:
-    rows = np.zeros((len(keys), NBYTES), np.uint8)
-    node.register_memory(rows)
-    fill(rows, keys)
-    assert node.publish(keys, rows).all()
-
-
-def fetch(node: Node, keys: list[str]) -> int:
-    """Return how many of the pages are found; each is what it was."""
-    rows = np.zeros((len(keys), NBYTES), np.uint8)
-    node.register_memory(rows)
-    outcomes = node.fetch(keys, rows)
-    assert wrong(rows, keys, outcomes) == []
-    return int(np.count_nonzero(outcomes))
 
 
 def wait_known(node: Node, other: Node) -> None:
     """Wait until another node knows of this life of one; that one may begin before the news are there."""
     own = next(member for member in node.members() if member.node_id == "host")
     eventually(lambda: own.boot_epoch in [member.boot_epoch for member in other.members()], 10.0)
-
-
-def adopted(node: Node) -> float:
-    return node.counters()["p2pkv_pool_adopted_pages"]
 
 
 def test_a_successor_has_the_pages_and_goes_on(keeper: str) -> None:
@@ -103,13 +44,6 @@ def test_a_successor_has_the_pages_and_goes_on(keeper: str) -> None:
         fetch(second, KEYS)
     with Node.start(config(keeper)) as third:
         assert fetch(third, LATER) == adopted(third) > 0
-
-
-@pytest.fixture
-def listen(tmp_path: Path) -> str:
-    """Where a host's node lets its engines in."""
-    (tmp_path / "host").mkdir(mode=0o700)
-    return f"unix:{tmp_path}/host/s"
 
 
 @pytest.mark.parametrize(
