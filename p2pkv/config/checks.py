@@ -261,12 +261,11 @@ def _check_keeper(config: Config) -> None:
         )
     if not config.pool_nbytes:
         raise ConfigError("keeper is set, but pool_size is 0: there is nothing to keep")
-    for name, is_set in (("disk_size", config.disk_nbytes), ("huge_pages", config.huge_pages != "off")):
-        if is_set:
-            raise ConfigError(
-                f"keeper and {name} are both set, and a node that goes on with its memory does not do that with it "
-                "yet; leave one of them out"
-            )
+    if config.huge_pages != "off":
+        raise ConfigError(
+            "keeper and huge_pages are both set, and a node that goes on with its memory does not do that with huge "
+            "pages yet; leave one of them out"
+        )
 
 
 def _check_indexer(config: Config) -> int | None:

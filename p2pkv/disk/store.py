@@ -45,6 +45,10 @@ class UnusableDiskError(ConfigError):
     """The folder can't be used now, but nothing says that it is not this node's: a full or broken disk."""
 
 
+class DiskInUseError(ConfigError):
+    """Another process has the folder open."""
+
+
 class ReadStatus(IntEnum):
     """What became of one page of a read. Only a ``HIT`` says anything about the destination's bytes."""
 
@@ -66,7 +70,11 @@ def refusal(path: str, *, layout: str, node_id: str, namespace: str, cluster: st
 
 def _error_of(reason: str) -> ConfigError:
     # the core says "cannot" of what the system refused, and what is wrong of anything else
-    kind = UnusableDiskError if reason.startswith(("cannot ", "no memory")) else ConfigError
+    kind: type[ConfigError] = ConfigError
+    if reason.startswith(("cannot ", "no memory")):
+        kind = UnusableDiskError
+    elif " is in use by process " in reason:
+        kind = DiskInUseError
     return kind(f"cannot open the disk tier: {reason}")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,13 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.config import DISK_ADMISSION, DISK_WRITE, Config
-from p2pkv.disk.store import DEFAULT_CLUSTER, DiskOptions, DiskStore, UnusableDiskError
+from p2pkv.disk.store import (
+    DEFAULT_CLUSTER,
+    DiskInUseError,
+    DiskOptions,
+    DiskStore,
+    UnusableDiskError,
+)
 from p2pkv.errors import ConfigError
 from p2pkv.page import LOCATION, Keys, Locations, as_locations
 from p2pkv.pool import Pool
@@ -42,6 +49,13 @@ _QUEUE = 64 << 20
 _WARM_RATE = 256 << 20
 """Bytes a second loaded for nobody who waits: a quarter of what a fast disk gives. A guess; not tuned."""
 _CLOSE_S = 5.0
+_ENDED_S = 5.0
+"""How long who goes on with the pool of a process that has ended waits until the folder is free as well: a process lets
+go of its files one after the other."""
+_IN_USE_S = 0.01
+_LEFT_BATCH = 1024
+_MOST_LEFT_BEHIND = 1 << 16
+"""Pages of an earlier life that wait for the disk at once: a quarter of all that may."""
 
 
 def default_disk_path(node_id: str, namespace: str, cluster: str = DEFAULT_CLUSTER) -> Path:
@@ -81,7 +95,9 @@ class DiskTier:
         faults: _native.FaultyFiles | None = None,
         changes: _native.ChangeLog | None = None,
         guests: _native.Guests | None = None,
+        has_adopted: bool = False,
     ) -> None:
+        """``has_adopted``: the pool is gone on with. What lies there is written where the disk does not have it."""
         self._config = config
         self._pool = pool
         self._own_key = own_key
@@ -99,6 +115,10 @@ class DiskTier:
             warm_rate=_WARM_RATE,
             guests=guests,
         )
+        self._has_adopted = has_adopted
+        is_written = has_adopted and config.disk_admission == "all"
+        self._left_from: int | None = 0 if is_written else None
+        """From where on pages that an earlier life has left are to be written; None: all have been seen to."""
         self._closing = threading.Event()
         self._attaching = threading.Lock()  # held while a store is taken, so that none appears after `close`
         self._store: DiskStore | None = None
@@ -159,15 +179,7 @@ class DiskTier:
             compression=config.disk_compression,
             queue_size=min(_QUEUE, (self._pool.nbytes - self._pool.data_offset) // 4),
         )
-        store = DiskStore(
-            self.path,
-            options,
-            node_id=config.node_id,
-            namespace=config.namespace,
-            cluster=config.cluster,
-            faults=self._faults,
-            changes=self._changes,
-        )
+        store = self._open_store(options)
         with self._attaching:
             # Also of a node that has gone meanwhile: what it took back must not be found by the next run.
             self.native.attach(self._pool.native, store.native)
@@ -175,6 +187,23 @@ class DiskTier:
                 self._store = store
                 return
         store.close(_CLOSE_S)
+
+    def _open_store(self, options: DiskOptions) -> DiskStore:
+        config, until = self._config, time.monotonic() + _ENDED_S
+        while True:
+            try:
+                return DiskStore(
+                    self.path,
+                    options,
+                    node_id=config.node_id,
+                    namespace=config.namespace,
+                    cluster=config.cluster,
+                    faults=self._faults,
+                    changes=self._changes,
+                )
+            except DiskInUseError:
+                if not self._has_adopted or time.monotonic() >= until or self._closing.wait(_IN_USE_S):
+                    raise
 
     def _tell_of_former(self) -> None:
         """Say at the first start that pages of before may lie in a folder that names no cluster, and are not taken."""
@@ -197,6 +226,7 @@ class DiskTier:
         while not self._closing.wait(_LOOK_S if self._store is not None else pause):
             if self._store is not None:
                 self._store.check_health()
+                self._write_left(self._store)
                 continue
             try:
                 self._open()
@@ -208,6 +238,19 @@ class DiskTier:
                 return
             else:
                 _log.info("node %s has its disk now", self._config.node_id)
+
+    def _write_left(self, store: DiskStore) -> None:
+        """Offer the disk pages that an earlier life has left in the pool, as if they were published now.
+
+        Not before it is known what the disk has, and not all at once. Where a second use is what admits pages, one that
+        comes now is the first that is known of them.
+        """
+        while self._left_from is not None and store.is_recovered and not self._closing.is_set():
+            if self.native.stats()["behind_pages"] >= _MOST_LEFT_BEHIND:
+                return
+            keys, _, cursor = self._pool.list(self._left_from, _LEFT_BATCH)
+            self.native.note_published(keys)
+            self._left_from = cursor or None
 
     def note_published(self, keys: Keys) -> None:
         """Have pages of the pool written that were just published, as the policies say. Never waits."""

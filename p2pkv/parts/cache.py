@@ -327,6 +327,7 @@ class CacheParts:
             faults=faults,
             changes=self._changes,
             guests=self.guests,
+            has_adopted=self.kept.has_adopted,
         )
         undo.callback(tier.close)
         self._control.server.loop.serve_promotions(tier.native)

@@ -85,7 +85,7 @@ class Other:
         self._node.bump(timeout=1.0)
 
 
-def be_host(path: str, join: str, keeper: str = "") -> None:
+def be_host(path: str, join: str, keeper: str = "", disk: str = "") -> None:
     """Be the node until stdin ends."""
     config = Config(
         node_id="host",
@@ -95,6 +95,8 @@ def be_host(path: str, join: str, keeper: str = "") -> None:
         replicas=1,
         directory_check=_NEVER_S,
         keeper=keeper,
+        disk_path=disk or None,
+        disk_size="64MiB" if disk else 0,
     )
     with Node.start(config) as node:
         say(int(node.counters().get("p2pkv_pool_adopted_pages", 0)))

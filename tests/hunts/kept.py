@@ -3,7 +3,8 @@
 The hunter is an engine that publishes through its host's node, whose memory a keeper has. The node is killed in the
 middle of a publish, or ends as it should, and the next one goes on where it was; so does the keeper now and then, while
 the node lives. Pages of every life are read by the engine and from another host, before, while and after the node is
-away: each is one 64-bit number over and over. A bump takes back all that there is, in whatever life. While the
+away: each is one 64-bit number over and over. A bump takes back all that there is, in whatever life. Some nodes have a
+disk as well, which finds again what it had, and must bring nothing back. While the
 node is away the engine goes on with what lies in its pool: each page that was published is a hit, and none that a bump
 has taken back meanwhile, which the node is not there to hear of.
 """
@@ -45,6 +46,8 @@ class Hunter:
         self.chance, self.tally = chance, tally
         self.path = f"unix:{folder}/s"
         self.keeper_path = f"{folder}/k"
+        self.disk = f"{folder}/disk" if chance.random() < 0.5 else ""
+        tally["disks"] += bool(self.disk)
         self.keeper = self._start_keeper()
         self.other = child("other")
         self.join = str(self.other.answer(60.0 * PATIENCE))
@@ -65,7 +68,7 @@ class Hunter:
         return keeper
 
     def _start_host(self) -> int:
-        self.host = child("host", self.path, self.join, f"unix:{self.keeper_path}")
+        self.host = child("host", self.path, self.join, f"unix:{self.keeper_path}", self.disk)
         return int(self.host.read(60.0 * PATIENCE))
 
     def publish(self, timeout: float) -> None:
@@ -218,5 +221,5 @@ HUNT = Hunt(
     "kept",
     "a node that is killed or ends goes on with its pages: none is lost, and none is another's",
     run,
-    effects=("killed", "ended", "found", "away", "bumps", "keepers"),
+    effects=("killed", "ended", "found", "away", "bumps", "keepers", "disks"),
 )

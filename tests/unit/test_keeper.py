@@ -367,7 +367,6 @@ def test_systemd_that_can_not_be_told_is_an_error() -> None:
     [
         ({}, "node_id is not"),
         ({"node_id": "a", "pool_size": 0}, "nothing to keep"),
-        ({"node_id": "a", "disk_size": "1GiB"}, "leave one of them out"),
         ({"node_id": "a", "huge_pages": "2MiB"}, "leave one of them out"),
         ({"node_id": "a", "attach": "unix:/a/b"}, "keeper must not be"),
         ({"node_id": "a", "keeper": "/a/b"}, "unix: and an absolute path"),
