@@ -18,6 +18,7 @@ from p2pkv.cli.untraceable import become_untraceable
 from p2pkv.config import Config
 from p2pkv.directory.view import Member
 from p2pkv.errors import ConfigError
+from p2pkv.keeper.systemd import drop_unclaimed
 from p2pkv.node import Node
 
 _LOOK_S = 0.2
@@ -65,6 +66,8 @@ def run_until_ended(config: Config) -> None:
         except EndedError:
             typer.echo(f"node {config.node_id} was ended while it started")
             return
+        if config.keeper == "systemd":
+            drop_unclaimed()
         ways = transports.described(_own(node).transports)
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
         indexer = "" if node.indexer_port is None else f", indexer on port {node.indexer_port}"
@@ -84,11 +87,9 @@ def run_until_ended(config: Config) -> None:
 
 def _drained(node: Node, ending: EndingSignals) -> Drained | None:
     """Have the node hand its pages over, if it has not yet; None if it has none, or another signal came first."""
-    # where a keeper has the pages now, the next life of this node goes on with them, unless it was told to hand them
-    # over: then it leaves none. Tenants' pages the keeper does not have
-    is_kept = node.counters().get("p2pkv_pool_is_kept") == 1 and node.draining_within is None
-    is_own = bool(node.config.pool_nbytes) and not is_kept
-    nodes = [node] if is_own else [node.tenant(name) for name in node.config.tenants_by_name]
+    is_own = bool(node.config.pool_nbytes) and not _is_kept(node)
+    tenants = [node.tenant(name) for name in node.config.tenants_by_name]
+    nodes = [node] if is_own else [tenant for tenant in tenants if not _is_kept(tenant)]
     if node.config.drain and node.drained is None:
         for each in nodes:
             each.begin_drain(node.config.drain)
@@ -99,6 +100,11 @@ def _drained(node: Node, ending: EndingSignals) -> Drained | None:
             if ending.wait(_LOOK_S / 4, times=2):
                 break
     return node.drained
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether a keeper has its pages now: its next life goes on with them, unless it was told to hand them over."""
+    return node.counters().get("p2pkv_pool_is_kept") == 1 and node.draining_within is None
 
 
 def _own(node: Node) -> Member:

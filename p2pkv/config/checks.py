@@ -259,7 +259,7 @@ def _check_keeper(config: Config) -> None:
         raise ConfigError(
             "keeper is set, but node_id is not: what is kept is found again by it; set node_id as well"
         )
-    if not config.pool_nbytes:
+    if not config.pool_nbytes and not config.tenants:
         raise ConfigError("keeper is set, but pool_size is 0: there is nothing to keep")
     if config.huge_pages != "off":
         raise ConfigError(

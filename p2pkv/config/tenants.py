@@ -48,7 +48,6 @@ _FROM_NOTHING: Mapping[str, object] = {
     "buffer_size": 0,
     "buddy_pool_size": 0,
     "attach_listen": "",
-    "keeper": "",
     "metrics_port": None,
     "dashboard_token": "",
     "kv_events": "",

@@ -1,21 +1,29 @@
 """systemd as the keeper: it holds a service's descriptors while the service is restarted.
 
-The unit needs ``FileDescriptorStoreMax=2``, and ``NotifyAccess=main``, which lets the service's main process hand them
-over. What is kept comes back as descriptors 3 and on, with the names that they were given.
+The unit needs ``FileDescriptorStoreMax=2``, two more for each tenant of the node, and ``NotifyAccess=main``, which lets
+the service's main process hand them over. What is kept comes back as descriptors 3 and on, with the names that they
+were given.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
-from collections.abc import MutableMapping
+import threading
+from collections.abc import MutableMapping, Sequence
 
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import Keeper, PoolMemory
 
+_log = logging.getLogger(__name__)
+
 _FIRST = 3
 """systemd's first descriptor."""
+_taking = threading.Lock()  # guards the next
+_handed_over: dict[str, int] = {}
+"""What systemd has handed to this process and nobody has taken, by name; a tenant's node has a pool of its own."""
 
 
 class SystemdKeeper(Keeper):
@@ -29,9 +37,9 @@ class SystemdKeeper(Keeper):
         if not self._address:
             raise ConfigError(
                 "keeper is 'systemd', but this process is no service of systemd that may notify it; the unit needs "
-                "NotifyAccess=main and FileDescriptorStoreMax=2"
+                "NotifyAccess=main and FileDescriptorStoreMax=2, and two more for each tenant"
             )
-        self._received = _received(environ)
+        self._received = _taken(environ, self._names)
         self._is_keeping = False
 
     @property
@@ -57,11 +65,8 @@ class SystemdKeeper(Keeper):
             self._notify(f"FDSTOREREMOVE=1\nFDNAME={name}", [])
 
     def _notify(self, text: str, fds: list[int]) -> None:
-        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-                notify.connect(address)
-                socket.send_fds(notify, [text.encode()], fds)
+            _tell(self._address, text, fds)
         except OSError as error:
             raise ConfigError(
                 f"keeper is 'systemd', and systemd can't be told of the pool at {self._address}: {error}"
@@ -73,8 +78,43 @@ class SystemdKeeper(Keeper):
             os.close(self._received.popitem()[1])
 
 
+def drop_unclaimed(environ: MutableMapping[str, str] | None = None) -> list[str]:
+    """Have systemd keep no more what nobody in this process has taken; return its names.
+
+    It is memory of a pool that no node has any more: of a tenant that was left out of the settings, or another
+    ``node_id``. To be called when all nodes of the process have started. What can't be told stays for the next start.
+    """
+    environ = os.environ if environ is None else environ
+    dropped = []
+    with _taking:
+        while _handed_over:
+            name, fd = _handed_over.popitem()
+            os.close(fd)
+            try:
+                _tell(environ.get("NOTIFY_SOCKET", ""), f"FDSTOREREMOVE=1\nFDNAME={name}", [])
+            except OSError as error:
+                _log.warning("systemd can't be told to keep %s no more: %s", name, error)
+            else:
+                dropped.append(name)
+    return dropped
+
+
+def _tell(socket_address: str, text: str, fds: list[int]) -> None:
+    address = f"\0{socket_address[1:]}" if socket_address.startswith("@") else socket_address
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+        notify.connect(address)
+        socket.send_fds(notify, [text.encode()], fds)
+
+
+def _taken(environ: MutableMapping[str, str], names: Sequence[str]) -> dict[str, int]:
+    """Take what systemd has handed to this process under these names; what is others' stays for them."""
+    with _taking:
+        _handed_over.update(_received(environ))
+        return {name: _handed_over.pop(name) for name in names if name in _handed_over}
+
+
 def _received(environ: MutableMapping[str, str]) -> dict[str, int]:
-    """Take what systemd has handed to this process, which is told once."""
+    """Return what systemd has handed to this process, which is told once."""
     if environ.pop("LISTEN_PID", "") != str(os.getpid()):
         return {}
     n, names = int(environ.pop("LISTEN_FDS", "0")), environ.pop("LISTEN_FDNAMES", "").split(":")

@@ -38,7 +38,8 @@ class KeptPool:
     def __init__(self, config: Config, own_key: int, undo: ExitStack) -> None:
         self._config = config
         self._own_key = own_key
-        self._keeper = _keeper_of(config.keeper, kept_name(config.cluster, own_key))
+        setting = config.keeper if config.pool_nbytes else ""  # else it is there for tenants' pools
+        self._keeper = _keeper_of(setting, kept_name(config.cluster, own_key))
         self._left: PoolMemory | None = None
         self._leaving: Pool | None = None
         self.n_adopted = 0

@@ -100,9 +100,9 @@ def plan_tenants(config: Config) -> list[Tenant]:
         limit = settings["requests"]
         assert isinstance(limit, int)
         planned.append(Tenant(name, own_config, Seal(keys, own_config.cluster), limit))
-    # a keeper may have this node's pool already, which the node itself finds out later
-    own_nbytes = 0 if config.keeper else config.registered_nbytes
-    total = own_nbytes + sum(tenant.config.registered_nbytes for tenant in planned)
+    if config.keeper:
+        return planned  # it may have the pools already, which each node finds out for itself
+    total = config.registered_nbytes + sum(tenant.config.registered_nbytes for tenant in planned)
     try:
         require_memory(total, available_memory())
     except ConfigError as error:

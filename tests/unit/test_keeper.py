@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -351,6 +351,51 @@ def test_what_systemd_has_kept_comes_back_in_whatever_order() -> None:
             check=True,
         )
     assert done.stdout == "[b'region', b'records'] False True\nFalse None\n"
+
+
+def test_systemd_keeps_pools_of_a_node_and_its_tenants_and_none_that_nobody_has(tmp_path: Path) -> None:
+    systemd = FakeSystemd(f"{tmp_path}/notify")
+    names = [f"p2pkv-{kind}-{name}" for name in ("a", "b", "gone") for kind in ("pool", "records")]
+    program = (
+        "import os; from p2pkv.keeper.systemd import SystemdKeeper, drop_unclaimed\n"
+        "for name in 'ba':\n"
+        "    keeper = SystemdKeeper(name); memory = keeper.take()\n"
+        "    print([os.pread(fd, 9, 0).decode() for fd in memory])\n"
+        "    memory.close(); keeper.close()\n"
+        "print(sorted(drop_unclaimed()), drop_unclaimed())\n"
+        "print([fd for fd in range(3, 9) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    )
+    with ExitStack() as undo:
+        fds = []
+        for name in names:
+            fd = os.memfd_create(name)
+            undo.callback(os.close, fd)
+            os.write(fd, name.removeprefix("p2pkv-").encode()[:9])
+            fds.append(fd)
+            systemd.stored[name] = [os.dup(fd)]
+        environ = {
+            "LISTEN_FDS": "6",
+            "LISTEN_FDNAMES": ":".join(names),
+            "NOTIFY_SOCKET": f"{tmp_path}/notify",
+        }
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _AS_SYSTEMD, program, *map(str, fds)],
+            pass_fds=fds,
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert done.stdout.splitlines() == [
+        "['pool-b', 'records-b']",
+        "['pool-a', 'records-a']",
+        "['p2pkv-pool-gone', 'p2pkv-records-gone'] []",
+        "[]",
+    ]
+    systemd.hear(2)
+    assert list(systemd.stored) == names[:4]
+    systemd.close()
 
 
 def test_systemd_that_can_not_be_told_is_an_error() -> None:

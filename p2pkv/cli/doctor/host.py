@@ -84,9 +84,9 @@ def _attach_listen(config: Config, what: str) -> Finding:
 def _keeper(config: Config) -> Finding:
     if config.keeper == "systemd":
         says = "systemd, which only the service itself can ask"
-        return Finding(
-            Verdict.NOTE, "keeper", says, "the unit needs NotifyAccess=main and FileDescriptorStoreMax=2"
-        )
+        n_fds = 2 * (bool(config.pool_nbytes) + len(config.tenants_by_name))
+        advice = f"the unit needs NotifyAccess=main and FileDescriptorStoreMax={n_fds}"
+        return Finding(Verdict.NOTE, "keeper", says, advice)
     try:
         ProcessKeeper(config.keeper.removeprefix("unix:"), "doctor").close()
     except ConfigError as error:
