@@ -21,8 +21,9 @@ from p2pkv.control.silence import why_silent
 from p2pkv.control.sockets import ControlClient, Request, Socket
 from p2pkv.control.wire import Kind, ReplyStatus
 from p2pkv.directory.epochs import Bump, EpochKeeper
+from p2pkv.directory.given_up import MOST
 from p2pkv.directory.registry.look import look
-from p2pkv.directory.view import Member, Report, decode, encode
+from p2pkv.directory.view import Member, Report, State, decode, encode
 from p2pkv.errors import ConfigError, ControlError, UsageError
 from p2pkv.explain.asking import RequestCalls, ask_members, explain_request, explanation_of
 from p2pkv.explain.explanation import Explanation
@@ -149,7 +150,11 @@ class Outsider:
             self._names.wait_for([member.address for member in present], left)
             return present
 
-        return EpochKeeper(NamespaceEpochs(), self._client, members).bump(namespace, deadline)
+        def given_up() -> list[Member]:
+            return [member for member in known.members if member.state is State.DEAD][:MOST]
+
+        keeper = EpochKeeper(NamespaceEpochs(), self._client, members, given_up=given_up)
+        return keeper.bump(namespace, deadline)
 
     def drain(
         self, node_id: str, addresses: Sequence[str], seconds: float | None, timeout: float
