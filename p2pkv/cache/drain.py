@@ -212,13 +212,16 @@ class Drainer:
 
     def _hand_out_unread(self, receivers: Sequence[Receiver], until: float) -> None:
         """Have others take what one of them could not read."""
-        those = [receiver for receiver in receivers if receiver.unread]
-        for receiver in those:
+        unable: list[Receiver] = []
+        for receiver in receivers:
+            if not receiver.unread:
+                continue  # now: at another one's turn it may have given its own back, or have got some
+            unable.append(receiver)
             others = [one for one in receivers if one is not receiver]
             work = Work(np.concatenate(receiver.unread))
             for may_replace in (False, True):
                 self._hand_out(work, others, until, may_replace=may_replace)
-        for receiver in those:
+        for receiver in unable:
             receiver.refusal = receiver.refusal or CANT_READ
 
     def _doubt_the_silent(self, work: Work, receivers: Sequence[Receiver]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from cluster import eventually
 from drains import KEYS, PAGE, POOL, found, in_pool, left, published, starting
 from p2pkv import Config, Node
+from p2pkv.cache.drain_receiver import Receiver
+from p2pkv.cache.prefetch import PrefetchOutcome
+from p2pkv.directory.view import node_key
 from p2pkv.page import Keys, Outcomes, Pieces
 from p2pkv.testing.lateness import returns_within
 
@@ -300,3 +304,24 @@ def test_what_nobody_can_read_is_left_and_costs_no_other_page(
         1,
         0,
     ]
+
+
+def test_who_can_not_read_what_another_one_could_not_costs_no_drain_its_end(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives its own back, too, once it has read nothing three times; nothing is left to hand out for it then."""
+    monkeypatch.setattr("p2pkv.cache.drain_work._BATCH", 1)
+    node, *others = (start(node_id) for node_id in ("node", "one", "two"))
+    published(node)
+    caching = node._parts.caching
+    assert caching is not None
+    drainer, uses = caching.drainer, caching.drainer._hottest()
+    receivers = [Receiver(caching.members()[node_key(one.node_id)], free=POOL) for one in others]
+    receivers[0].unread, receivers[1].unread = [uses[:5]], [uses[5:6]]
+
+    def reads_nothing(_: Receiver, offered: NDArray[np.void], *__: float, **___: bool) -> NDArray[np.uint8]:
+        return np.full(len(offered), PrefetchOutcome.NOT_READ, np.uint8)
+
+    monkeypatch.setattr(drainer, "_offer", reads_nothing)
+    drainer._hand_out_unread(receivers, time.monotonic() + 30.0)
+    assert [one.refusal for one in receivers] == ["it could not read what it was to take over"] * 2
