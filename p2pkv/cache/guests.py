@@ -289,10 +289,9 @@ class Followers:
     def _tell(self, ids: Keys | None, deadline: float) -> int:
         # Counted first: who follows from now on reads nothing of what is gone.
         log, number = self._native.count_taken_back()
-        given_up = {
-            member.key: member for member in self._given_up()
-        }  # first: one may be a member by the next line
+        # Members first: who is given up before the next line is in that, and who comes back by then still is.
         members = self._members()
+        given_up = {member.key: member for member in self._given_up()}
         reachable = {**given_up, **members}
         keys = {*self._native.followers(), *self._young(members)} & reachable.keys()
         waiting = {index: reachable[key] for index, key in enumerate(keys)}

@@ -131,14 +131,17 @@ class EpochKeeper(Resource):
         self._known.raise_to([(name, epoch)])
         heard: set[str] = set()
         asked: set[_Boot] = set()
-        maybe = {
-            _boot(member): member for member in self._given_up()
-        }  # first: one may be a member by the next line
-        while (lacking := {_boot(m): m for m in self._members() if _boot(m) not in asked}) or maybe:
+        maybe_asked: set[_Boot] = set()
+        while True:
+            # Members first: who is given up before the next line is in that, and who comes back by then still is.
+            lacking = {_boot(m): m for m in self._members() if _boot(m) not in asked}
+            maybe = {_boot(m): m for m in self._given_up() if _boot(m) not in asked | maybe_asked}
+            if not (lacking or maybe):
+                break
             asked |= lacking.keys()
+            maybe_asked |= maybe.keys()
             those = list((maybe | lacking).values())
             heard.update(member.node_id for member in self._tell(those, [(name, epoch)], deadline))
-            maybe = {}
         # an id that was restarted meanwhile has been told as what it is now
         return epoch, heard, {node_id for node_id, _ in asked} - heard
 

@@ -291,6 +291,27 @@ def test_one_that_was_given_up_is_told_where_nobody_else_is_left() -> None:
         assert keeper.bump("x", time.monotonic() + 60).heard == ("n0",)
 
 
+@pytest.mark.usefixtures("long_moment")
+@pytest.mark.parametrize("is_member", [True, False], ids=["is given up", "comes back"])
+def test_one_that_is_told_as_a_member_or_not_any_more_is_told(is_member: bool) -> None:
+    """Whom the view and the given up know changes between the two questions for them."""
+    with Plane(1) as plane:
+        n_asked = 0
+
+        def members() -> list[Member]:
+            nonlocal n_asked
+            n_asked += 1
+            return plane.members if is_member == (n_asked == 1) else []
+
+        def given_up() -> list[Member]:
+            nonlocal n_asked
+            n_asked += 1
+            return plane.members if n_asked > 1 or not is_member else []
+
+        keeper = EpochKeeper(plane.known, plane.client, members, given_up=given_up)
+        assert keeper.bump("x", time.monotonic() + 60).heard == ("n0",)
+
+
 def test_one_that_was_given_up_and_comes_back_meanwhile_is_waited_for() -> None:
     with Plane(1) as plane:
         back = Member("back", BOOT, f"127.0.0.1:{free_port()}")

@@ -170,6 +170,29 @@ def test_a_holder_that_was_given_up_by_mistake_hears_what_is_taken_back_all_the_
     assert pair.source.counters()["p2pkv_unheard_take_backs_total"] == 0
 
 
+def test_a_holder_that_is_given_up_at_that_moment_hears_what_is_taken_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question who is a member and the one who was given up."""
+    monkeypatch.setattr(guests, "MOMENT_S", 10.0)  # it answers in time, however busy the machine is
+    pair.bring()
+    holder, followers, n_asked = record_of(pair.holder), caching_of(pair.source).followers, 0
+
+    def members() -> dict[int, Member]:
+        nonlocal n_asked
+        n_asked += 1
+        return {holder.key: holder} if n_asked == 1 else {}
+
+    def given_up() -> list[Member]:
+        nonlocal n_asked
+        n_asked += 1
+        return [holder] if n_asked > 1 else []
+
+    followers._members, followers._given_up = members, given_up
+    assert pair.source.retract(KEYS).all()
+    assert pair.n_there() == 0
+
+
 def test_a_source_for_which_engines_find_no_guests_is_counted(pair: Pair) -> None:
     def n_silent() -> float:
         return pair.holder.counters()["p2pkv_silent_sources"]
