@@ -223,10 +223,11 @@ class Following(Resource):
         return True
 
     def _take(self, new: View) -> None:
+        """Have it told, then show it, as membership does: who is in no view any more counts as given up by then."""
         old = self.view
         if dict(old) != dict(new):
+            self._on_change(old, new)  # if it raises, the next turn tells it again
             self.view = new
-            self._on_change(old, new)
         self._on_confirmed()
 
     def interrupt(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from p2pkv.attach.following import Following
 from p2pkv.attach.unsettled import Unsettled
 from p2pkv.control.sockets import Request
@@ -68,3 +70,42 @@ def test_no_other_view_is_taken_while_one_is_confirmed() -> None:
     following._turn()
     bump.join()
     assert told == ["1 members", "confirmed", "2 members"]
+
+
+def test_a_view_is_shown_when_it_was_told_of() -> None:
+    """Else a bump may ask in between who is a member and who was given up, and one that has just gone is neither."""
+    node, shown = HostsNode("host", "other"), list[int]()
+    following = Following(
+        node,  # type: ignore[arg-type]
+        lambda *_: shown.append(len(following.view)),
+        lambda: None,
+        lambda _: None,
+        Unsettled(),
+        cluster=DEFAULT_CLUSTER,
+    )
+    following.look("host:1", 1.0)
+    node.knows("host")
+    following.look_again(float("inf"))
+    assert (shown, len(following.view)) == ([0, 2], 1)
+
+
+def test_a_view_that_could_not_be_told_of_is_told_again() -> None:
+    node, told = HostsNode("host"), list[int]()
+
+    def tell(_: View, new: View) -> None:
+        told.append(len(new))
+        if len(told) == 1:
+            raise OSError("no descriptor left")
+
+    following = Following(
+        node,  # type: ignore[arg-type]
+        tell,
+        lambda: None,
+        lambda _: None,
+        Unsettled(),
+        cluster=DEFAULT_CLUSTER,
+    )
+    with pytest.raises(OSError, match="no descriptor"):
+        following.look("host:1", 1.0)
+    following._turn()
+    assert told == [1, 1]
