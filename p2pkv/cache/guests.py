@@ -46,6 +46,9 @@ _POLLS = 2
 _YOUNG_S = 5.0
 """For so long after it has met a member a node tells it what it takes back: one that holds pages of this node's earlier
 run, or was forgotten while it was away, follows it only when it has met it as well."""
+_LET_BE_S = 1.0
+"""For so long nothing is told to one that was given up and has let a moment pass. It has died, and would hold up all
+that is taken back for a minute, or it hears within that time that it was given up."""
 
 
 class StoreStatus(IntEnum):
@@ -240,6 +243,7 @@ class Followers:
         self._given_up = given_up
         self._meeting = threading.Lock()  # guards what follows
         self._met: dict[int, float] = {}  # since when each member has been one, as this node was told
+        self._let_be: dict[tuple[str, int], float] = {}  # until when each of those given up is told nothing
         # Held while followers are told, so that they hear in the order of the numbers. One that hears of a later one
         # first takes a word for lost, and loses more than it need.
         self._telling = threading.Lock()
@@ -277,7 +281,7 @@ class Followers:
 
         Blocks until every member among them has taken out what it had, or for as long as the deadline allows. Those who
         have not answered by then are told when they answer again, and may find the pages until then. Who was given up
-        of late is told as well, and waited for for a moment.
+        of late is told as well, and waited for for a moment, once a second.
         """
         n_unheard = 0
         with self._in_turn(deadline):
@@ -291,7 +295,7 @@ class Followers:
         log, number = self._native.count_taken_back()
         # Members first: who is given up before the next line is in that, and who comes back by then still is.
         members = self._members()
-        given_up = {member.key: member for member in self._given_up()}
+        given_up = {member.key: member for member in self._given_up() if not self._is_let_be(member)}
         reachable = {**given_up, **members}
         keys = {*self._native.followers(), *self._young(members)} & reachable.keys()
         waiting = {index: reachable[key] for index, key in enumerate(keys)}
@@ -308,8 +312,19 @@ class Followers:
                 if answer is not None:
                     del waiting[answer[0]]
                 elif self._n_present(waiting) == 0 and time.monotonic() >= moment_ends:
+                    self._let_them_be(waiting.values())
                     break
         return self._n_present(waiting)
+
+    def _is_let_be(self, member: Member) -> bool:
+        with self._meeting:
+            return self._let_be.get((member.node_id, member.boot_epoch), 0.0) > time.monotonic()
+
+    def _let_them_be(self, those: Iterable[Member]) -> None:
+        now = time.monotonic()
+        with self._meeting:
+            self._let_be = {boot: until for boot, until in self._let_be.items() if until > now}
+            self._let_be.update(((member.node_id, member.boot_epoch), now + _LET_BE_S) for member in those)
 
     def _young(self, members: Mapping[int, Member]) -> list[int]:
         since = time.monotonic() - _YOUNG_S

@@ -6,9 +6,11 @@ Its take-backs are made by hand and told to nobody, as it makes them then; the h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.cache import guests
 from p2pkv.cache.guests import StoreStatus
-from p2pkv.control.sockets import Request
-from p2pkv.control.wire import Kind
+from p2pkv.control.sockets import Calls, Request
+from p2pkv.control.wire import U64, Kind
 from p2pkv.directory.view import Member, State, View, encode, node_key
 from p2pkv.page import as_bytes
 from p2pkv.parts.cache import CacheParts
@@ -191,6 +193,38 @@ def test_a_holder_that_is_given_up_at_that_moment_hears_what_is_taken_back(
     followers._members, followers._given_up = members, given_up
     assert pair.source.retract(KEYS).all()
     assert pair.n_there() == 0
+
+
+def test_who_was_given_up_and_has_died_does_not_hold_up_what_is_taken_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lives is told of each batch, and of the next call as well."""
+    monkeypatch.setattr(guests, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(guests, "_LET_BE_S", 600.0)
+    source = caching_of(pair.source)
+    followers, holder = source.followers, record_of(pair.holder)
+    dead = Member("dead", 1, f"127.0.0.1:{free_port()}")
+    for each in (holder, dead):
+        follow = Request(pair.source.address, Kind.FOLLOW, U64.pack(each.key), count=0)
+        reply = source._control.client.ask(follow, 30.0)
+        assert reply is not None
+        assert reply.ok
+    client, asked = followers._client, Counter[str]()
+
+    def send(requests: Sequence[Request]) -> Calls:
+        asked.update(request.address for request in requests)
+        return client.send(requests)
+
+    monkeypatch.setattr(followers, "_client", SimpleNamespace(send=send))
+    monkeypatch.setattr(followers, "_given_up", lambda: [dead])
+    for _ in range(2):
+        followers.tell(pair.ids, time.monotonic() + 30.0)
+    assert asked == {dead.address: 1, holder.address: 2 * len(KEYS)}
+    monkeypatch.setattr(guests, "_LET_BE_S", 0.0)
+    followers._let_be.clear()
+    for _ in range(2):
+        followers.tell(pair.ids[:1], time.monotonic() + 30.0)
+    assert asked[dead.address] == 3
 
 
 def test_a_source_for_which_engines_find_no_guests_is_counted(pair: Pair) -> None:
