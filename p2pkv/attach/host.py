@@ -80,7 +80,7 @@ class EngineSocket(Resource):
                 return False
             os.chmod(self.path, 0o600)
             listener.listen(_WAITING)
-            self._inode = os.stat(self.path).st_ino
+            self._file = _file_at(self.path)
             self.socket = listener
             undo.pop_all()
         return True
@@ -109,7 +109,7 @@ class EngineSocket(Resource):
     def is_found(self) -> bool:
         """Whether who looks at the path finds this socket there."""
         try:
-            return os.stat(self.path).st_ino == self._inode
+            return _file_at(self.path) == self._file
         except OSError:
             return False
 
@@ -130,6 +130,12 @@ class EngineSocket(Resource):
             with suppress(FileNotFoundError):  # somebody removes it at this moment
                 os.unlink(self.path)
         self.socket.close()
+
+
+def _file_at(path: str) -> tuple[int, int]:
+    """Return what no other file is while this one is open: its number, and whose, since each /run/user begins at 1."""
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
 
 
 @contextmanager

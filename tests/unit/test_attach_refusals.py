@@ -230,6 +230,25 @@ def test_a_node_takes_its_path_from_nobody_who_has_it_since(
     assert not os.path.exists(path)
 
 
+def test_a_path_is_not_its_own_that_has_the_same_number_in_another_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where /run/user went with a user's last session, and is there anew with his next one."""
+    tmp_path.chmod(0o700)
+    path = str(tmp_path / "s")
+    listener, stat = EngineSocket(path), os.stat
+
+    def stat_in_another(where: str) -> os.stat_result:
+        mode, number, device, *rest = stat(where)
+        return os.stat_result([mode, number, device + 1, *rest])
+
+    with monkeypatch.context() as patches:
+        patches.setattr("p2pkv.attach.host.os.stat", stat_in_another)
+        assert not listener.is_found
+        listener.close()
+    assert os.path.exists(path)
+
+
 def test_a_keeper_listens_again_where_its_path_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
