@@ -249,6 +249,28 @@ def test_a_path_is_not_its_own_that_has_the_same_number_in_another_file_system(
     assert os.path.exists(path)
 
 
+def test_programs_that_a_node_starts_do_not_listen_for_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = tmp_path / "s"
+
+    def n_inherited() -> int:
+        return sum(map(is_inherited, os.listdir("/proc/self/fd")))
+
+    def is_inherited(descriptor: str) -> bool:
+        try:
+            return os.get_inheritable(int(descriptor))
+        except OSError:
+            return False  # that of the listing itself
+
+    n_before = n_inherited()
+    with Node.start(Config(node_id="host", pool_size="1MiB", attach_listen=f"unix:{path}")):
+        assert n_inherited() == n_before
+        path.unlink()
+        eventually(path.exists, 10.0)
+        with Node.start(Config(node_id="engine", attach=f"unix:{path}")):
+            assert n_inherited() == n_before
+
+
 def test_a_keeper_listens_again_where_its_path_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

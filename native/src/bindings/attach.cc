@@ -1,5 +1,6 @@
 // Bindings of attaching: a node's socket for the engines of its host, and an engine's end of it.
 
+#include <fcntl.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -7,9 +8,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -35,13 +37,19 @@ using attaching::Host;
 using attaching::Published;
 using Bytes = Array<uint8_t>;
 
+// No program that this process starts has it as well: it would look like this node when that has gone.
+UniqueFd own_listener(int listener) {
+  UniqueFd own(fcntl(listener, F_DUPFD_CLOEXEC, 3));
+  if (!own) throw std::runtime_error(std::string("cannot listen: ") + std::strerror(errno));
+  return own;
+}
+
 std::shared_ptr<Host> start_host(int listener, Pool& pool, Guests& guests, Shard& shard, Sequences& sequences,
                                  Tier* tier, NamespaceEpochs& epochs, uint64_t node_key,
                                  const std::string& address, const std::string& cluster, uint64_t share,
                                  size_t requests, bool takes_finds) {
   std::string error;
-  UniqueFd own(dup(listener));
-  auto host = Host::start(std::move(own), {pool, guests, shard, sequences, tier}, epochs,
+  auto host = Host::start(own_listener(listener), {pool, guests, shard, sequences, tier}, epochs,
                           {node_key, address, cluster}, {share, requests, takes_finds}, &error);
   if (!host) throw std::runtime_error(error);
   return host;
@@ -204,8 +212,8 @@ void bind_attach(nb::module_& m) {
                   nb::keep_alive<0, 7>())
       .def("drain", &Host::drain)
       .def(
-          "listen_at", [](Host& self, int listener) { self.listen_at(UniqueFd(dup(listener))); },
-          "listener"_a, "Let in who comes to another listening socket, which is duplicated.")
+          "listen_at", [](Host& self, int listener) { self.listen_at(own_listener(listener)); }, "listener"_a,
+          "Let in who comes to another listening socket, which is duplicated.")
       .def("finds", &finds_of, "least_rate"_a, "most"_a)
       .def("stats", &stats_of)
       .def("close", &Host::close, Released());
