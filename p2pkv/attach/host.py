@@ -200,20 +200,23 @@ class Host(Resource):
 
     def __init__(self, path: str, start: Callable[[int], _native.AttachHost]) -> None:
         """``start`` makes the native side of a socket that listens, which it duplicates."""
-        self._socket = EngineSocket(path)
-        try:
-            self._native = start(self._socket.socket.fileno())
-        except RuntimeError as error:
-            self._socket.close()
-            raise ConfigError(f"attach_listen is 'unix:{path}': {error}") from error
         self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(PathWatch(self._socket, "this node"),),
-            name="p2pkv-attach-at",
-            daemon=True,
-        )
-        self._thread.start()
+        with ExitStack() as undo:
+            self._socket = EngineSocket(path)
+            undo.callback(self._socket.close)
+            try:
+                self._native = start(self._socket.socket.fileno())
+            except RuntimeError as error:
+                raise ConfigError(f"attach_listen is 'unix:{path}': {error}") from error
+            undo.callback(self._native.close)
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(PathWatch(self._socket, "this node"),),
+                name="p2pkv-attach-at",
+                daemon=True,
+            )
+            self._thread.start()
+            undo.pop_all()
 
     def _run(self, watch: PathWatch) -> None:
         while not self._closing.wait(PATH_LOOK_S):

@@ -271,6 +271,23 @@ def test_programs_that_a_node_starts_do_not_listen_for_it(tmp_path: Path) -> Non
             assert n_inherited() == n_before
 
 
+def test_a_node_that_lacks_a_thread_to_look_after_its_path_leaves_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    path, start = tmp_path / "s", threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "p2pkv-attach-at":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Node.start(Config(node_id="host", pool_size="1MiB", attach_listen=f"unix:{path}"))
+    assert not path.exists()
+
+
 def test_a_keeper_listens_again_where_its_path_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
