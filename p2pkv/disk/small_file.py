@@ -99,7 +99,7 @@ class SmallFile:
         once = _Attempt()
         once.is_over.set()
         once.start(read)
-        self._wait(once, "read", _WAIT_S)
+        self._wait(once, "read", None)
 
     def write(self, lines: Callable[[], bytes], wait_s: float | None = None) -> bool:
         """Replace what is there by ``lines``, unless they are what was written last, if the disk can. Never raises.

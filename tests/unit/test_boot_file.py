@@ -129,6 +129,24 @@ def test_a_disk_that_hangs_holds_nobody_up(
     assert BootFile(str(tmp_path / "disk"), "n1").read() == BOOT + 1
 
 
+def test_a_disk_that_hangs_when_it_is_read_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, answers, stat = written(tmp_path / "disk"), threading.Event(), os.fstat
+
+    def hang(descriptor: int) -> os.stat_result:
+        answers.wait()
+        return stat(descriptor)
+
+    monkeypatch.setattr(small_file, "_WAIT_S", 0.05)
+    monkeypatch.setattr(small_file.os, "fstat", hang)
+    try:
+        assert BootFile(str(tmp_path / "disk"), "n1").read() == 0
+        assert f"can't be read ({path}): the disk did not answer" in caplog.text
+    finally:
+        answers.set()
+
+
 def test_where_others_write_too_nobody_elses_file_is_read_or_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
