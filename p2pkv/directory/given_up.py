@@ -29,30 +29,33 @@ class GivenUp:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # held while the next is replaced by another one
         self._members: dict[_Boot, tuple[Member, float]] = {}  # and when; the last ones are at the end
 
     def view_changed(self, new: View, gone: Iterable[Member]) -> None:
         """Take in who is no member any more. One that has come back stays: who asks knows the members, too."""
         now = self._now()
         with self._lock:
+            members = dict(self._members)
             for member in gone:
                 later = new.get(member.node_id)
                 if later is None or later.state is State.DEAD:  # and has not left, or been started again
                     boot = (member.node_id, member.boot_epoch)
-                    self._members.pop(boot, None)
-                    self._members[boot] = (member, now)
+                    members.pop(boot, None)
+                    members[boot] = (member, now)
             self._members = {
                 boot: (member, at)
-                for boot, (member, at) in list(self._members.items())[-MOST:]
+                for boot, (member, at) in list(members.items())[-MOST:]
                 if now - at < RECENT_S and not _is_over(member, new.get(member.node_id))
             }
 
     def recent(self) -> list[Member]:
-        """Return them, as they were last as members; some may be members again."""
+        """Return them, as they were last as members; some may be members again.
+
+        Waits for nobody: a signal's handler may close the node wherever who asks is, and whoever tells of views.
+        """
         earliest = self._now() - RECENT_S
-        with self._lock:
-            return [member for member, at in self._members.values() if at > earliest]
+        return [member for member, at in self._members.values() if at > earliest]
 
 
 def _is_over(member: Member, now: Member | None) -> bool:

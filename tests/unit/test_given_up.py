@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import ValuesView
 from dataclasses import replace
 
 import pytest
@@ -70,3 +72,21 @@ def test_the_last_ones_of_many_count(given_up: GivenUp) -> None:
     many = [Member(f"n{i}", 17, "127.0.0.1:7402") for i in range(MOST + 10)]
     given_up.view_changed(View([OTHER]), many)
     assert given_up.recent() == many[10:]
+
+
+def test_who_is_interrupted_while_he_asks_keeps_nobody_from_telling(given_up: GivenUp) -> None:
+    """A signal's handler closes the node there, and waits for the thread that tells of views."""
+    telling = threading.Thread(target=given_up.view_changed, args=(DEAD, [ONE]), daemon=True)
+    was_kept: list[bool] = []
+
+    class Interrupted(dict[tuple[str, int], tuple[Member, float]]):
+        def values(self) -> ValuesView[tuple[Member, float]]:
+            telling.start()
+            telling.join(10.0)
+            was_kept.append(telling.is_alive())
+            return super().values()
+
+    given_up.view_changed(DEAD, [ONE])
+    given_up._members = Interrupted(given_up._members)
+    assert given_up.recent() == [ONE]
+    assert was_kept == [False]
