@@ -70,7 +70,9 @@ class Following(Resource):
         self.view = View()
         self.is_attached: Callable[[], bool] = lambda: False
         """Whether the host's node is there, by its socket: who is away, and so silent, is spoken of elsewhere."""
-        self._answered = time.monotonic()
+        self.is_silent = False
+        """Whether the host's node lets this engine attach, and answers nothing that it asks for a while."""
+        self._silent_since: float | None = None  # when it was asked first of what it has not answered
         self._told_silence = -math.inf
         self._wanted = threading.Event()
         self._n_wanted = self._n_reported = 0  # times that the same view is to be reported, and was
@@ -133,11 +135,9 @@ class Following(Resource):
                 self._on_change(self.view, self.view)
             self._n_reported = n_wanted
         self._unsettled.tell_due()
+        asked = time.monotonic()
         is_known = self._is_same(self._address)
-        if is_known is not None or not self.is_attached():
-            self._answered = time.monotonic()
-        elif self.is_silent:
-            self._tell_silence()
+        self._note_silence(None if is_known is not None or not self.is_attached() else asked)
         if is_known is None:  # it does not answer: somebody else may know what has become of it
             others = [member.address for member in self.view.present() if member.address != self._address]
             if others:
@@ -147,10 +147,19 @@ class Following(Resource):
         elif self._take_from(self._address, _ANSWER_S):
             self._ask_routers()
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the host's node lets this engine attach, and answers nothing that it asks for a while."""
-        return time.monotonic() - self._answered > SILENT_S
+    def _note_silence(self, asked: float | None) -> None:
+        """Take note that what was asked then was not answered; None: it was, or the node is away.
+
+        Only looks count: between two of them this process may have stood still, or its interpreter been held.
+        """
+        if asked is None:
+            self._silent_since, self.is_silent = None, False
+            return
+        if self._silent_since is None:
+            self._silent_since = asked
+        self.is_silent = asked - self._silent_since > SILENT_S
+        if self.is_silent:
+            self._tell_silence()
 
     def _tell_silence(self) -> None:
         """Say why, once a minute. Its socket asks for no secret, so that one that has another one looks attached."""

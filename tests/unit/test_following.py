@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from p2pkv.attach.following import Following
+from p2pkv.attach import following as following_module
+from p2pkv.attach.following import SILENT_S, Following
 from p2pkv.attach.unsettled import Unsettled
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import PROBE_REPLY, Kind, Reply, ReplyStatus
@@ -109,3 +111,33 @@ def test_a_view_that_could_not_be_told_of_is_told_again() -> None:
         following.look("host:1", 1.0)
     following._turn()
     assert told == [1, 1]
+
+
+def test_who_stands_still_between_two_looks_does_not_find_its_node_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, times = HostsNode("host"), [100.0]
+    monkeypatch.setattr(following_module, "time", SimpleNamespace(monotonic=lambda: times[0]))
+    monkeypatch.setattr(following_module, "tell_why_silent", lambda address, tell: tell("it hangs"))
+    following = Following(
+        node,  # type: ignore[arg-type]
+        lambda *_: None,
+        lambda: None,
+        lambda _: None,
+        Unsettled(),
+        cluster=DEFAULT_CLUSTER,
+    )
+    following.is_attached = lambda: True
+    following.look("host:1", 1.0)
+    following._turn()
+    times[0] += 600.0
+    assert not following.is_silent
+    node.ask = lambda request, timeout: None  # type: ignore[method-assign]
+    for seconds, is_silent in ((0.0, False), (SILENT_S, False), (1.0, True)):
+        times[0] += seconds
+        following._turn()
+        assert following.is_silent == is_silent
+    assert "it hangs" in caplog.text
+    del node.ask
+    following._turn()
+    assert not following.is_silent
