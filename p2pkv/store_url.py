@@ -80,12 +80,19 @@ def is_store_url(membership: str) -> bool:
     return "://" in membership or membership == KUBERNETES
 
 
+def without_user(text: str) -> str:
+    """Return an address as it may stand in messages, which are logged: a password may stand before its @."""
+    user, at, rest = text.rpartition("@")
+    scheme, slashes, _ = user.partition("://")
+    return f"{scheme * bool(slashes)}{slashes}...@{rest}" if at else text
+
+
 def read_store_url(text: str) -> StoreUrl:
     """Return what a URL says. Raises :class:`~p2pkv.errors.ConfigError` for whatever is wrong with it."""
     scheme, _, rest = text.partition("://")
     if scheme not in _OPTIONS:
         raise ConfigError(
-            f"membership {shown(text)} is of no kind that p2pkv knows: it begins with one of "
+            f"membership {shown(without_user(text))} is of no kind that p2pkv knows: it begins with one of "
             f"{', '.join(f'{known}://' for known in _OPTIONS)}{nearest(scheme, _OPTIONS)}"
         )
     servers, _, query = rest.partition("?")
@@ -94,7 +101,8 @@ def read_store_url(text: str) -> StoreUrl:
         addresses = [_server_of_this_pod()]
     if not addresses:
         raise ConfigError(f"membership {shown(text)} names no server; write {scheme}://HOST:PORT,HOST:PORT")
-    if any("@" in address for address in addresses):
+    may_end_a_password = "@" in query and "=" not in query.partition("@")[0]
+    if "@" in servers or may_end_a_password:
         # not repeated here: messages are logged, and a password may stand in it
         raise ConfigError(
             f"membership has a user before the @ of a {scheme}:// address, where anybody would read it in logs; "

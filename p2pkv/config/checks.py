@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from p2pkv import plugins
 from p2pkv.address import check_endpoint, is_loopback, split_address
 from p2pkv.errors import ConfigError
-from p2pkv.store_url import STORES, is_store_url, read_store_url
+from p2pkv.store_url import STORES, is_store_url, read_store_url, without_user
 from p2pkv.values import check_choice, is_unicode, shown
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _check_values(config: Config) -> None:
         read_store_url(config.membership)
     elif config.membership not in MEMBERSHIP_ENGINES:
         engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
-        check_choice("membership", config.membership, (*engines, *STORES))
+        check_choice("membership", without_user(config.membership), (*engines, *STORES))
     check_choice("verify", config.verify, ("generation", "checksum"))
     check_choice("compression", config.compression, COMPRESSION)
     check_choice("huge_pages", config.huge_pages, tuple(HUGE_PAGES))

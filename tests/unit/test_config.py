@@ -138,6 +138,24 @@ def test_a_bad_setting_is_refused_by_name(settings: dict[str, object], complaint
         Config.load(settings, environ={})
 
 
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("etcd://root:hunter2@127.0.0.1:2379", "a user before the @"),
+        ("etcd://root:hunter?2@127.0.0.1:2379", "a user before the @"),
+        (
+            "https://root:hunter2@127.0.0.1:2379",
+            "'https://...@127.0.0.1:2379' is of no kind that p2pkv knows",
+        ),
+        ("root:hunter2@127.0.0.1:2379", "must be one of embedded, .*; not '...@127.0.0.1:2379'"),
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(address: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        Config(membership=address)
+    assert "hunter" not in str(refused.value)
+
+
 def test_a_settings_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p2pkv.json"
     path.write_text("[1]")
