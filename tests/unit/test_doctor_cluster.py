@@ -95,6 +95,9 @@ def test_a_port_in_use_is_bad(node: Node, secret: str) -> None:
     assert "Address already in use" in finding.says
     _, _, port = node.address.rpartition(":")
     assert _of(Config(secret_file=secret, metrics_port=int(port)), "metrics").verdict is Verdict.BAD
+    indexer = _of(Config(secret_file=secret, indexer=node.address), "indexer")
+    assert (indexer.verdict, indexer.says) == (Verdict.BAD, f"{node.address}: Address already in use")
+    assert _of(Config(secret_file=secret, indexer="127.0.0.1:0"), "indexer").verdict is Verdict.GOOD
 
 
 def test_the_command_fails_where_a_node_would_be_alone(node: Node, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,30 @@ def test_a_node_is_told_what_its_tenants_lack(tmp_path: Path) -> None:
         "acme: each has a secret, and pools of 1.0 GiB together",
     )
     assert (path.verdict, path.what) == (Verdict.BAD, "attach_listen of acme")
+
+
+def test_what_is_a_tenants_own_is_tried_out_as_the_nodes_is(tmp_path: Path) -> None:
+    ours, acme = _secret(tmp_path / "ours"), _secret(tmp_path / "acme")
+    theirs = tmp_path / "theirs"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        Node.start(
+            Config(
+                node_id="other", pool_size="1MiB", disk_size="8MiB", disk_path=str(theirs), secret_file=ours
+            )
+        ),
+    ):
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        tenant: dict[str, object] = {"secret_file": acme, "listen": address, "disk_path": str(theirs)}
+        tenant |= {"metrics_port": taken.getsockname()[1], "disk_size": "8MiB"}
+        config = Config.load({"node_id": "n", "secret_file": ours, "tenants": {"acme": tenant}}, environ={})
+        found = {finding.what: finding for finding in examine_host(config)}
+    assert found.keys() == {"tenants", "listen of acme", "metrics of acme", "disk tier of acme"}
+    assert "Address already in use" in found["listen of acme"].says
+    assert "Address already in use" in found["metrics of acme"].says
+    assert "is the store of cluster" in found["disk tier of acme"].says
+    bad = {what for what, finding in found.items() if finding.verdict is Verdict.BAD}
+    assert bad == found.keys() - {"tenants"}
 
 
 def test_tenants_need_data_ports_of_their_own(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ _TRIAL_NBYTES = 8 << 20
 """Capacity of the store that is tried out; it takes a fraction of it, and only for a moment."""
 
 
-def examine_disk(config: Config) -> Finding:
+def examine_disk(config: Config, name: str = "disk tier") -> Finding:
     """Say whether a node would take its folder, and try out a small store there; the folder itself is left alone."""
     if not config.disk_nbytes:
-        return Finding(Verdict.GOOD, "disk tier", "off; disk_size turns it on")
+        return Finding(Verdict.GOOD, name, "off; disk_size turns it on")
     path = Path(disk_folder(config)).absolute()
     what = f"{path}, layout {config.disk_layout}, {size(config.disk_nbytes)}"
     refused = refusal(
@@ -32,19 +32,19 @@ def examine_disk(config: Config) -> Finding:
     if refused is not None:
         # without its disk a node works, but not with one that is somebody else's, or open to others
         verdict = Verdict.NOTE if isinstance(refused, UnusableDiskError) else Verdict.BAD
-        return Finding(verdict, "disk tier", f"{what}: {refused}", "mend it, or choose another disk_path")
+        return Finding(verdict, name, f"{what}: {refused}", "mend it, or choose another disk_path")
     there = next(folder for folder in (path, *path.parents) if folder.is_dir())
     try:
         how = _try_out(there, config)
         free = shutil.disk_usage(there).free
     except (ConfigError, OSError) as error:
-        return Finding(Verdict.NOTE, "disk tier", f"{what}: {error}", "mend it, or choose another disk_path")
+        return Finding(Verdict.NOTE, name, f"{what}: {error}", "mend it, or choose another disk_path")
     says = f"{what}; {size(free)} free; {how}"
     missing = config.disk_nbytes - free - _used(path)
     if missing > 0:
         advice = f"free {size(missing)}, or lower disk_size: a full disk suspends the tier"
-        return Finding(Verdict.NOTE, "disk tier", says, advice)
-    return Finding(Verdict.GOOD, "disk tier", says)
+        return Finding(Verdict.NOTE, name, says, advice)
+    return Finding(Verdict.GOOD, name, says)
 
 
 def _try_out(folder: Path, config: Config) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from p2pkv import _native
 from p2pkv.attach.auto import listening_path, look_for_node, nobody_listens, why_apart
 from p2pkv.attach.host import EngineSocket
+from p2pkv.cli.doctor.addresses import examine_tenants_addresses
+from p2pkv.cli.doctor.disk import examine_disk
 from p2pkv.cli.doctor.finding import Finding, Verdict, size
 from p2pkv.config import AUTO, Config
 from p2pkv.errors import ConfigError
@@ -104,5 +106,8 @@ def _tenants(config: Config) -> Iterator[Finding]:
     names = ", ".join(tenant.name for tenant in planned)
     yield Finding(Verdict.GOOD, "tenants", f"{names}: each has a secret, and pools of {size(pools)} together")
     for tenant in planned:
+        yield from examine_tenants_addresses(tenant.config, tenant.name, config.outward_addresses)
+        if tenant.config.disk_nbytes:
+            yield examine_disk(tenant.config, f"disk tier of {tenant.name}")
         if tenant.config.attach_listen:
             yield _attach_listen(tenant.config, f"attach_listen of {tenant.name}")
