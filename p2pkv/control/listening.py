@@ -50,7 +50,7 @@ def bind(socket: zmq.Socket[Any], listen: str, join: Sequence[str], *, names: Na
             if error.errno != errno.EADDRINUSE:
                 raise ControlError(f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
             held = f"{public}:{port}"
-            if not _is_common(held, join, names):
+            if not is_common(held, join, names):
                 raise ControlError(
                     f"cannot listen on {listen}: {os.strerror(error.errno or 0)}; {_holder(held, is_peer)}"
                 ) from error
@@ -68,7 +68,8 @@ def bind(socket: zmq.Socket[Any], listen: str, join: Sequence[str], *, names: Na
     return f"{public}:{socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
 
 
-def _is_common(held: str, join: Sequence[str], names: Names) -> bool:
+def is_common(held: str, join: Sequence[str], names: Names) -> bool:
+    """Whether an address that somebody has is a join address too, so that a node of the same host may have taken it."""
     ours = set(names.numbers(held))
     return any(not ours.isdisjoint(names.numbers(address)) for address in join)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,34 @@ def test_a_port_in_use_is_bad(node: Node, secret: str) -> None:
     indexer = _of(Config(secret_file=secret, indexer=node.address), "indexer")
     assert (indexer.verdict, indexer.says) == (Verdict.BAD, f"{node.address}: Address already in use")
     assert _of(Config(secret_file=secret, indexer="127.0.0.1:0"), "indexer").verdict is Verdict.GOOD
+
+
+def test_the_node_of_these_settings_that_runs_already_is_no_fault(secret: str) -> None:
+    """Alerts send operators to the doctor while the node runs, and so does an upgrade."""
+    settings: dict[str, object] = {
+        "node_id": "ours",
+        "secret_file": secret,
+        "listen": f"127.0.0.1:{free_port()}",
+        "metrics_port": free_port(),
+        "pool_size": "1MiB",
+    }
+    first = free_port()
+    settings["data_ports"] = f"{first}-{first + 2}"
+    config = Config.load({**settings, "join": settings["listen"]}, environ={})
+    with Node.start(config):
+        found = list(examine_cluster(config))
+        says = {finding.what: finding.says for finding in found}
+        assert says["listen"] == f"{config.listen}: node 'ours' runs there already"
+        assert "answers there itself, and knows no other" in says[f"join {config.listen}"]
+        assert [finding.what for finding in found if finding.verdict is Verdict.BAD] == []
+        other = dataclasses.replace(config, node_id="other")
+        listen = _of(other, "listen")
+        assert (listen.verdict, "a node here takes a free port" in listen.says) == (Verdict.NOTE, True)
+        assert _of(other, "metrics").verdict is Verdict.BAD
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            silent = f"127.0.0.1:{mute.getsockname()[1]}"
+            apart = _of(dataclasses.replace(config, join=(config.listen, silent)), f"join {silent}")
+            assert apart.verdict is Verdict.BAD, "it is alone, whoever answers for itself"
 
 
 def test_the_command_fails_where_a_node_would_be_alone(node: Node, tmp_path: Path) -> None:

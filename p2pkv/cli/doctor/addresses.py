@@ -1,48 +1,107 @@
-"""The addresses that a node listens at: each is bound for a moment, as the node would."""
+"""The addresses that a node listens at: each is bound for a moment, as the node would.
+
+The doctor is asked about a node that runs as well, when an alert says so or before it is upgraded. What that node has
+is no fault then.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import os
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from p2pkv.address import is_loopback, reachable_host, require_public, split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict
+from p2pkv.cli.outsider import Outsider
 from p2pkv.config import DATA_PORTS, Config
 from p2pkv.control.host_names import Names
-from p2pkv.errors import ConfigError
+from p2pkv.control.listening import is_common
+from p2pkv.control.secret import ClusterKeys, cluster_keys
+from p2pkv.errors import ConfigError, ControlError
 from p2pkv.kv_events.publisher import EventPublisher
 
 _NAMES_S = 2.0
+_ANSWER_S = 2.0
 
 
-def examine_addresses(config: Config) -> Iterator[Finding]:
-    """Look at ``listen``, and at those of the others that are set."""
-    yield _listen(config, "listen", config.outward_addresses)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node would be reached, and who of its cluster answers there already."""
+
+    address: str
+    node_id: str
+
+    def is_of(self, config: Config) -> bool:
+        """Whether that is the node of these settings itself."""
+        return self.node_id == config.node_id
+
+
+def held_place(config: Config, keys: ClusterKeys | None, outward: Sequence[str]) -> Place | None:
+    """Return who has ``listen``, if that is a node of the same secret. ``outward``: the way to peers."""
+    host, port = split_address("listen", config.listen)
+    if keys is None or port == 0:
+        return None
+    with suppress(ConfigError, ControlError), Outsider(keys) as outsider:
+        reached = reachable_host(host, outward)
+        address = f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+        report, _ = outsider.members([address], _ANSWER_S)
+        return Place(address, report.sender)
+    return None
+
+
+def examine_addresses(config: Config, held: Place | None) -> Iterator[Finding]:
+    """Look at ``listen``, and at those of the others that are set. ``held``: who has ``listen``."""
+    runs = held is not None and held.is_of(config)
+    yield _listen(config, "listen", config.outward_addresses, held)
     if config.data_ports:
-        yield _data_ports(config)
+        yield _unless(runs, _data_ports(config))
     if config.metrics_port:
-        yield _metrics(config, "metrics")
+        yield _unless(runs, _metrics(config, "metrics"))
     if config.kv_events:
-        yield _kv_events(config)
+        yield _unless(runs, _kv_events(config))
     if config.indexer:
-        yield _indexer(config)
+        yield _unless(runs, _indexer(config))
 
 
-def examine_tenants_addresses(config: Config, name: str, outward: Sequence[str]) -> Iterator[Finding]:
-    """Look at those that are set for a tenant; its data ports are counted with those of the node around it.
-
-    ``outward`` is the way to peers of that node, since the tenant's joins nobody by an address.
-    """
+def examine_tenants_addresses(config: Config, name: str, around: Config) -> Iterator[Finding]:
+    """Look at those that are set for a tenant; its data ports are counted with those of the node ``around`` it."""
+    outward = around.outward_addresses  # the tenant's node joins nobody by an address
     if split_address("listen", config.listen)[1]:
-        yield _listen(config, f"listen of {name}", outward)
+        yield _listen(config, f"listen of {name}", outward, held_place(config, _keys(config), outward))
     if config.metrics_port:
-        yield _metrics(config, f"metrics of {name}")
+        held = held_place(around, _keys(around), outward)
+        runs = held is not None and held.is_of(around)
+        yield _unless(runs, _metrics(config, f"metrics of {name}"))
 
 
-def _listen(config: Config, what: str, outward: Sequence[str]) -> Finding:
+def _keys(config: Config) -> ClusterKeys:
+    return cluster_keys(config.secret_file, config.accepted_secret_files)
+
+
+def _unless(runs: bool, finding: Finding) -> Finding:
+    """Take it for no fault that an address is in use where the node of these settings runs already."""
+    is_in_use = finding.what == "data_ports" or os.strerror(errno.EADDRINUSE) in finding.says
+    if finding.verdict is not Verdict.BAD or not runs or not is_in_use:
+        return finding
+    return dataclasses.replace(
+        finding, verdict=Verdict.NOTE, advice="the node of these settings runs already"
+    )
+
+
+def _listen(config: Config, what: str, outward: Sequence[str], held: Place | None) -> Finding:
     try:
         reached = _bind(config, outward)
     except (ConfigError, OSError) as error:
+        if held is not None and held.is_of(config):
+            return Finding(Verdict.NOTE, what, f"{config.listen}: node {config.node_id!r} runs there already")
+        if held is not None and _is_joined(held.address, config.join_addresses):
+            says = f"{config.listen}, a join address too, is that of {held.node_id}: a node here takes a free port"
+            advice = "give it a listen of its own where a firewall stands between nodes"
+            return Finding(Verdict.NOTE, what, says, advice)
         why = str(error) if isinstance(error, ConfigError) else f"{config.listen}: {error.strerror or error}"
         return Finding(Verdict.BAD, what, why, "listen on an address of this machine, and a free port")
     host, port = split_address("listen", config.listen)
@@ -55,6 +114,12 @@ def _listen(config: Config, what: str, outward: Sequence[str]) -> Finding:
         )
         return Finding(Verdict.NOTE if advice else Verdict.GOOD, what, f"{where}: this machine only", advice)
     return Finding(Verdict.GOOD, what, f"{where}: other machines with the secret reach it at {reached}")
+
+
+def _is_joined(address: str, join: Sequence[str]) -> bool:
+    names = Names()
+    names.wait_for([address, *join], _NAMES_S)
+    return is_common(address, join, names)
 
 
 def _bind(config: Config, outward: Sequence[str]) -> str:

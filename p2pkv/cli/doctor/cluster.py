@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from p2pkv.cli.doctor.addresses import examine_addresses
+from p2pkv.cli.doctor.addresses import examine_addresses, held_place
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.join import examine_join
 from p2pkv.cli.doctor.store import examine_store
@@ -21,10 +21,11 @@ def examine_cluster(config: Config) -> Iterator[Finding]:
     yield Finding(Verdict.GOOD, "cluster", f"{config.cluster!r}; nodes of another name are refused")
     secret, keys = _secret(config)
     yield secret
-    yield from examine_addresses(config)
+    held = held_place(config, keys, config.outward_addresses)
+    yield from examine_addresses(config, held)
     if secret.verdict is not Verdict.BAD:
         if config.store is None or config.join_addresses:
-            yield from examine_join(config, keys)
+            yield from examine_join(config, keys, held)
         if config.store is not None:
             yield from examine_store(config, config.store, keys)
 

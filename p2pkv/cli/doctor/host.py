@@ -106,7 +106,7 @@ def _tenants(config: Config) -> Iterator[Finding]:
     names = ", ".join(tenant.name for tenant in planned)
     yield Finding(Verdict.GOOD, "tenants", f"{names}: each has a secret, and pools of {size(pools)} together")
     for tenant in planned:
-        yield from examine_tenants_addresses(tenant.config, tenant.name, config.outward_addresses)
+        yield from examine_tenants_addresses(tenant.config, tenant.name, config)
         if tenant.config.disk_nbytes:
             yield examine_disk(tenant.config, f"disk tier of {tenant.name}")
         if tenant.config.attach_listen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from p2pkv.address import can_listen_on, leads_to_loopback, split_address
+from p2pkv.cli.doctor.addresses import Place
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.outsider import Outsider
 from p2pkv.config import Config
@@ -15,10 +16,13 @@ from p2pkv.directory.view import State
 from p2pkv.errors import ControlError
 
 _WAIT_S = 2.0
+_ITSELF = "the node of these settings answers there itself, and knows no other"
 
 
-def examine_join(config: Config, keys: ClusterKeys | None) -> Iterator[Finding]:
+def examine_join(config: Config, keys: ClusterKeys | None, held: Place | None) -> Iterator[Finding]:
     """Ask every join address; without ``keys``, as where no secret is made yet, as a stranger only.
+
+    ``held``: who has ``listen``, which may be the node of these settings, running.
 
     One that does not answer is ``BAD`` if no other does: the node would be alone.
     """
@@ -30,8 +34,8 @@ def examine_join(config: Config, keys: ClusterKeys | None) -> Iterator[Finding]:
         return
     names = Names()
     names.wait_for(addresses, _WAIT_S)
-    findings = [_ask(config, address, keys, names.numbers(address)) for address in addresses]
-    is_alone = all(finding.verdict is not Verdict.GOOD for finding in findings)
+    findings = [_ask(config, address, keys, held, names.numbers(address)) for address in addresses]
+    is_alone = all(finding.verdict is not Verdict.GOOD or finding.says == _ITSELF for finding in findings)
     for finding in findings:
         if finding.verdict is Verdict.NOTE and is_alone:
             advice = f"{finding.advice}: a node would be alone, and all that others have a miss"
@@ -39,7 +43,9 @@ def examine_join(config: Config, keys: ClusterKeys | None) -> Iterator[Finding]:
         yield finding
 
 
-def _ask(config: Config, address: str, keys: ClusterKeys | None, numbers: Sequence[str]) -> Finding:
+def _ask(
+    config: Config, address: str, keys: ClusterKeys | None, held: Place | None, numbers: Sequence[str]
+) -> Finding:
     what = f"join {address}"
     if not numbers:
         return Finding(Verdict.NOTE, what, "this host name can't be looked up", "mend the name, or DNS")
@@ -65,9 +71,11 @@ def _ask(config: Config, address: str, keys: ClusterKeys | None, numbers: Sequen
         )
     there = [member for member in report.members if member.is_present]
     twins = [member for member in there if member.node_id == config.node_id and member.state is State.ALIVE]
-    if twins:
+    if twins and (held is None or not held.is_of(config) or twins[0].address != held.address):
         says = f"a live node at {twins[0].address} has node_id {config.node_id!r}"
         return Finding(Verdict.BAD, what, says, "stop it, or choose another node_id")
+    if held is not None and held.is_of(config) and [member.node_id for member in there] == [config.node_id]:
+        return Finding(Verdict.GOOD, what, _ITSELF)
     return Finding(Verdict.GOOD, what, f"{report.sender} answers, and knows {len(there)} nodes")
 
 
