@@ -12,7 +12,7 @@ from test_cli import run
 
 from p2pkv import Node
 from p2pkv.cli.doctor.disk import examine_disk
-from p2pkv.cli.doctor.finding import Verdict
+from p2pkv.cli.doctor.finding import Verdict, size
 from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
 from p2pkv.disk.store import DiskOptions, DiskStore
@@ -108,3 +108,14 @@ def test_a_disk_without_room_is_said_to_be(tmp_path: Path) -> None:
     finding = examine_disk(Config(node_id="n1", disk_path=str(tmp_path), disk_size="100000TiB"))
     assert finding.verdict is Verdict.NOTE
     assert "lower disk_size" in finding.advice
+
+
+def test_a_folder_that_a_node_could_not_make_is_said_to_be_missing(tmp_path: Path) -> None:
+    finding = examine_disk(Config(node_id="n1", disk_path=str(tmp_path / "no" / "disk"), disk_size="8MiB"))
+    assert finding.verdict is Verdict.NOTE, "a node starts, and works without its disk"
+    assert f"{tmp_path / 'no'} is no folder" in finding.says
+
+
+@pytest.mark.parametrize(("nbytes", "said"), [(1 << 30, "1.0 GiB"), (32 << 20, "32.0 MiB"), (0, "0.0 MiB")])
+def test_small_sizes_are_said_so_that_they_can_be_told_apart(nbytes: int, said: str) -> None:
+    assert size(nbytes) == said

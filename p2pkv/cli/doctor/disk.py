@@ -33,6 +33,9 @@ def examine_disk(config: Config, name: str = "disk tier") -> Finding:
         # without its disk a node works, but not with one that is somebody else's, or open to others
         verdict = Verdict.NOTE if isinstance(refused, UnusableDiskError) else Verdict.BAD
         return Finding(verdict, name, f"{what}: {refused}", "mend it, or choose another disk_path")
+    if config.disk_path and not path.parent.is_dir():
+        says = f"{what}: cannot make it: {path.parent} is no folder"
+        return Finding(Verdict.NOTE, name, says, "make that, or choose another disk_path")
     there = next(folder for folder in (path, *path.parents) if folder.is_dir())
     try:
         how = _try_out(there, config)

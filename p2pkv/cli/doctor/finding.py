@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 class Verdict(Enum):
@@ -38,7 +39,10 @@ class Finding:
 
 def size(nbytes: int | None) -> str:
     """Say an amount of memory."""
-    return "an unknown amount" if nbytes is None else f"{nbytes / GIB:.1f} GiB"
+    if nbytes is None:
+        return "an unknown amount"
+    # in GiB all that matters on a small disk, or of a tenant, would be 0.0
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"
 
 
 def limit(value: int, unit: str) -> str:
