@@ -76,6 +76,16 @@ def test_every_alert_is_in_the_runbook_and_tested_and_nothing_else() -> None:
     assert sorted(tested) == sorted(alerts)
 
 
+def test_what_the_documents_say_to_alert_on_has_an_alert() -> None:
+    watching = (ROOT / "docs/operations.md").read_text().partition("## Watching")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)`[^|]* \| alert on", watching, re.MULTILINE)
+    assert len(rows) >= 4
+    # a read that is repeated with success is damage as well, and no miss
+    stand_ins = {'p2pkv_missed_pages_total{reason="checksum"}': "p2pkv_damaged_reads_total"}
+    rules = RULES.read_text()
+    assert [row for row in rows if stand_ins.get(row, row) not in rules] == []
+
+
 def test_the_dashboards_panels_are_told_apart_and_do_not_overlap() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
