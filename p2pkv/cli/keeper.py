@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from p2pkv.cli.narration import say
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.cli.untraceable import become_untraceable
 from p2pkv.errors import ConfigError
@@ -29,7 +30,7 @@ def run(
     server = KeeperServer(path)
     try:
         with EndingSignals() as ending:
-            typer.echo(f"keeper listens at {address}")
+            say(f"keeper listens at {address}")
             while not ending.wait(0.0):
                 server.serve(_LOOK_S)
     finally:

@@ -12,6 +12,7 @@ import typer
 from p2pkv import transports
 from p2pkv.cache.drained import DRAIN_SLACK_S, Drained, sentence
 from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
+from p2pkv.cli.narration import say
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndedError, EndingSignals
 from p2pkv.cli.untraceable import become_untraceable
@@ -64,25 +65,25 @@ def run_until_ended(config: Config) -> None:
             with ending.raised():
                 node = undo.enter_context(Node.start(config))
         except EndedError:
-            typer.echo(f"node {config.node_id} was ended while it started")
+            say(f"node {config.node_id} was ended while it started")
             return
         if config.keeper == "systemd":
             drop_unclaimed()
         ways = transports.described(_own(node).transports)
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
         indexer = "" if node.indexer_port is None else f", indexer on port {node.indexer_port}"
-        typer.echo(f"node {node.node_id} listens on {node.address}, transports {ways}{metrics}{indexer}")
+        say(f"node {node.node_id} listens on {node.address}, transports {ways}{metrics}{indexer}")
         known: dict[str, Member] = {}
         while True:
             now = {member.node_id: member for member in node.members() if member.node_id != node.node_id}
             for line in _changes(known, now):
-                typer.echo(line)
+                say(line)
             known = now
             if ending.wait(_LOOK_S) or node.drained is not None:
                 break
         if (drained := _drained(node, ending)) is not None:
-            typer.echo(f"node {node.node_id} has {sentence(drained)}")
-    typer.echo(f"node {node.node_id} left its cluster")
+            say(f"node {node.node_id} has {sentence(drained)}")
+    say(f"node {node.node_id} left its cluster")
 
 
 def _drained(node: Node, ending: EndingSignals) -> Drained | None:

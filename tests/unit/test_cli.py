@@ -248,6 +248,42 @@ def test_a_node_says_who_comes_and_goes_and_leaves_when_told(secret: str, number
             eventually(lambda: [member.node_id for member in node.members()] == ["second"], 5.0)
 
 
+def test_a_node_goes_on_where_nobody_takes_what_it_says(secret: str) -> None:
+    options = ("--set", f"secret_file={secret}", "--set", "pool_size=1MiB", "--set", "node_id=first")
+    with _node_command(*options) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = process.stdout.readline().split()[4].rstrip(",")
+        process.stdout.close()  # as of a reader at the other end of a pipe that ends
+        with Node.start(
+            Config(node_id="second", secret_file=secret, pool_size="1MiB", join=[address])
+        ) as node:
+            said = iter(process.stderr.readline, "")
+            assert any("stdout can't be written: Broken pipe" in line for line in said)
+            eventually(lambda: len(node.members()) == 2, 20.0)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=200) == 0
+            assert "stdout" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("command", ["node", "keeper"])
+def test_a_full_disk_that_takes_what_is_said_ends_nobody(secret: str, tmp_path: Path, command: str) -> None:
+    given = [f"unix:{tmp_path}/keeper/s"] if command == "keeper" else ["--set", f"secret_file={secret}"]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [*COMMAND, command, *given], stdout=full, stderr=subprocess.PIPE, text=True, env=_environ()
+        )
+    try:
+        assert process.stderr is not None
+        said = iter(process.stderr.readline, "")
+        assert any("stdout can't be written: No space left on device" in line for line in said)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=200) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize("arguments", [["--quick"], ["--help"], ["serving", "--overhead"]])
 def test_without_its_package_the_benchmark_says_what_to_install(arguments: list[str]) -> None:
     code = "import sys; sys.modules['p2pkv_bench'] = None; from p2pkv.cli import main; main()"
