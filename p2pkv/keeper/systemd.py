@@ -23,7 +23,7 @@ _FIRST = 3
 """systemd's first descriptor."""
 _taking = threading.Lock()  # guards the next
 _handed_over: dict[str, int] = {}
-"""What systemd has handed to this process and nobody has taken, by name; a tenant's node has a pool of its own."""
+"""It holds what systemd has handed to this process and nobody has taken, by name: a tenant's node has its own pool."""
 
 
 class SystemdKeeper(Keeper):

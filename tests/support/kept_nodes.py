@@ -19,9 +19,9 @@ NBYTES = 16 * 1024
 
 
 @contextmanager
-def kept_at(folder: Path) -> Iterator[str]:
-    (folder / "keeper").mkdir(mode=0o700)
-    server = KeeperServer(f"{folder}/keeper/s")
+def serving(path: str) -> Iterator[KeeperServer]:
+    """Have a keeper serve in a thread."""
+    server = KeeperServer(path)
     ending = threading.Event()
 
     def serve() -> None:
@@ -31,11 +31,19 @@ def kept_at(folder: Path) -> Iterator[str]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield f"unix:{folder}/keeper/s"
+        yield server
     finally:
         ending.set()
         thread.join()
         server.close()
+
+
+@contextmanager
+def kept_at(folder: Path) -> Iterator[str]:
+    """Have a keeper serve below a folder; yields its address."""
+    (folder / "keeper").mkdir(mode=0o700)
+    with serving(f"{folder}/keeper/s"):
+        yield f"unix:{folder}/keeper/s"
 
 
 def config(keeper: str, **settings: object) -> Config:

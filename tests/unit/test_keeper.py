@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster import eventually
+from kept_nodes import serving
 from p2pkv import Config
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import PoolMemory
@@ -34,25 +34,6 @@ NAMES = (f"p2pkv-pool-{NAME}", f"p2pkv-records-{NAME}")
 def path(tmp_path: Path) -> str:
     (tmp_path / "keeper").mkdir(mode=0o700)
     return f"{tmp_path}/keeper/s"
-
-
-@contextmanager
-def serving(path: str) -> Iterator[KeeperServer]:
-    server = KeeperServer(path)
-    ending = threading.Event()
-
-    def serve() -> None:
-        while not ending.is_set():
-            server.serve(0.01)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield server
-    finally:
-        ending.set()
-        thread.join()
-        server.close()
 
 
 @contextmanager
