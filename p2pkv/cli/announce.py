@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
+from p2pkv.cli.seconds import LONGEST_S, a_number
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.control.secret import cluster_keys
 from p2pkv.instances.engine_check import EngineCheck
@@ -43,7 +44,9 @@ def announce(
         list[str] | None,
         typer.Option(metavar="FILE", help="A secret that routers may go by besides; may be repeated."),
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS")] = INTERVAL_S,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=LONGEST_S, callback=a_number, metavar="SECONDS")
+    ] = INTERVAL_S,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
 ) -> None:

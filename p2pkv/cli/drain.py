@@ -11,6 +11,7 @@ import typer
 from p2pkv.cache.drained import sentence
 from p2pkv.cli.output import AsJson, AsLines
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.seconds import LONGEST_S, a_number
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control.secret import cluster_keys
 
@@ -24,14 +25,23 @@ def drain(
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0, max=3600, help="How long it may take. Default: what the node's own setting drain says."
+            min=0,
+            max=LONGEST_S,
+            callback=a_number,
+            help="How long it may take. Default: what the node's own setting drain says.",
         ),
     ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long to wait for the node, where --seconds is not given."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            max=LONGEST_S,
+            callback=a_number,
+            help="How long to wait for the node, where --seconds is not given.",
+        ),
     ] = 60.0,
     as_json: AsJson = False,
     as_lines: AsLines = False,

@@ -9,6 +9,7 @@ import typer
 
 from p2pkv.cli.output import AsJson, AsLines, print_parts
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.seconds import Timeout
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.config import Config
 from p2pkv.control.secret import cluster_keys
@@ -47,7 +48,7 @@ def explain(
     ] = False,
     config: ConfigFile = None,
     settings: Settings = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 2.0,
+    timeout: Timeout = 2.0,
     as_json: AsJson = False,
     as_lines: AsLines = False,
 ) -> None:

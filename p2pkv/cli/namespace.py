@@ -10,6 +10,7 @@ import typer
 
 from p2pkv.cli.output import AsJson, AsLines
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.seconds import Timeout
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.tenants import tenants
 from p2pkv.control.secret import cluster_keys
@@ -28,7 +29,6 @@ def namespace() -> None:
 Name = Annotated[
     str, typer.Argument(help="The setting `namespace`; engines' own namespaces below it are meant too.")
 ]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")]
 
 
 @app.command()

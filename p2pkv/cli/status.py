@@ -13,6 +13,7 @@ from p2pkv import transports
 from p2pkv.cli.busiest import hot_pages, lines, slow_peers
 from p2pkv.cli.output import AsJson
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.seconds import Timeout
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.tables import console, table
 from p2pkv.cli.tenants import tenant_lines, tenants
@@ -26,7 +27,7 @@ def status(
     join: Join = None,
     config: ConfigFile = None,
     settings: Settings = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for an answer.")] = 2.0,
+    timeout: Timeout = 2.0,
     as_json: AsJson = False,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a member.")] = False,
     check: Annotated[

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from p2pkv.cli.busiest import HotPage, SlowPeer, hot_pages, lines, slow_peers
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.seconds import LONGEST_S, Timeout, a_number
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.tables import console, table
 from p2pkv.control.secret import cluster_keys
@@ -41,11 +42,16 @@ def top(
     join: Join = None,
     config: ConfigFile = None,
     settings: Settings = None,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between readings.")] = 2.0,
+    every: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, max=LONGEST_S, callback=a_number, help="Time between readings."
+        ),
+    ] = 2.0,
     count: Annotated[
         int, typer.Option(metavar="N", min=0, help="Stop after N readings; 0: when interrupted.")
     ] = 0,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 2.0,
+    timeout: Timeout = 2.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with N readings, one by default.")
     ] = False,
