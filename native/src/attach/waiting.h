@@ -71,10 +71,11 @@ class Waiting {
   static constexpr std::chrono::microseconds kAwake{60};
   // After so many waits that were in vain only one of kTrialEvery is tried: waiting awake takes a core. A
   // core that others want has it dearer: who yields it is back when they have had their turns, after 3 ms
-  // each.
+  // each. So each trial that finds it wanted doubles the number up to the next, and one that doesn't halves
+  // it: on an idle machine the other end itself wants the core now and then, for once.
   static constexpr uint32_t kMostInVain = 4;
   static constexpr uint32_t kTrialEvery = 16;
-  static constexpr uint32_t kCrowdedTrialEvery = 256;
+  static constexpr uint32_t kMostTrialEvery = 256;
 
   // Whether waiting awake has paid lately.
   class Trials {
@@ -93,7 +94,7 @@ class Waiting {
     if (is_there()) return true;
     if (is_called && is_on_this_core()) return false;
     Trials& trials = is_called ? called_ : uncalled_;
-    if (!trials.is_worth_one(is_crowded_ && !is_called ? kCrowdedTrialEvery : kTrialEvery)) return false;
+    if (!trials.is_worth_one(is_crowded_ && !is_called ? crowded_trial_every_ : kTrialEvery)) return false;
     // This end gives no core away that others want while it waits for what it was called for: that comes in a
     // moment.
     const bool yields = !is_called || !is_crowded_;
@@ -108,6 +109,10 @@ class Waiting {
     }
     trials.took(is_seen);
     if (is_crowded_) uncalled_.give_up();  // it may have been seen, but by one who came too late for it
+    if (yields) {
+      crowded_trial_every_ = is_crowded_ ? std::min(2 * crowded_trial_every_, kMostTrialEvery)
+                                         : std::max(crowded_trial_every_ / 2, kTrialEvery);
+    }
     return is_seen;
   }
 
@@ -132,6 +137,7 @@ class Waiting {
   const uint64_t& is_other_awake_;
   Trials uncalled_, called_;
   bool is_crowded_ = false;  // others wanted this core when it was last yielded
+  uint32_t crowded_trial_every_ = kTrialEvery;
 };
 
 }  // namespace p2pkv::attaching
