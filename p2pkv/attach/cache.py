@@ -179,13 +179,16 @@ class AttachedCache:
         """As :meth:`PageCache.fetch`."""
         had_pool = self._own_host.pool.get() is not None
         if not self._learn_epochs(deadline):
-            return np.zeros(len(self._reader.hash(keys)[1]), np.uint8)
+            return self._missed(len(self._reader.hash(keys)[1]))
         outcomes = self._reader.fetch(keys, pages, deadline, stream=stream)
         if not had_pool and self._own_host.pool.get() is not None:
-            outcomes[:] = (
-                0  # the pool has come meanwhile, and whether the epochs were its own nobody had asked
-            )
+            # the pool has come meanwhile, and whether the epochs were its own nobody had asked
+            return self._missed(int(np.count_nonzero(outcomes)), of=len(outcomes))
         return outcomes
+
+    def _missed(self, n_pages: int, *, of: int | None = None) -> Outcomes:
+        self._metrics.count(self._metrics.missed_pages, "host", n_pages)
+        return np.zeros(n_pages if of is None else of, np.uint8)
 
     def exists(self, keys: Sequence[str | bytes], deadline: float, *, leading: bool = False) -> Outcomes:
         """As :meth:`PageCache.exists`. A hint: it does not look whether the pool has come meanwhile."""

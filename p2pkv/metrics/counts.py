@@ -32,7 +32,7 @@ class Metrics:
         self.missed_pages = self._labelled(
             "p2pkv_missed_pages", "Pages asked for and not delivered", "reason"
         )
-        """``reason``: :data:`MISSES`; device, not copied to it."""
+        """``reason``: :data:`MISSES`; device, not copied to it; host, of an attached engine, nobody has told of bumps."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")
         self.published_bytes = self._counter("p2pkv_published_bytes", "Bytes of pages copied into the pool")
         self.unpublished_pages = self._labelled(
@@ -152,7 +152,7 @@ class Metrics:
             "p2pkv_engine_failures", "All of p2pkv_failed_calls_total: there from the start, for alerts"
         )
         for counter, values in (
-            (self.missed_pages, (*MISSES, "device")),
+            (self.missed_pages, (*MISSES, "device", "host")),
             (
                 self.unpublished_pages,
                 ("no_room", "no_directory", "timed_out", "epoch", "changed", "draining", "device", "host"),

@@ -66,7 +66,7 @@ READINGS = {
     "p2pkv_refused_strangers_total": "Connections with a wrong key, or none",
     "p2pkv_namespace_epoch": "When this node's namespace was bumped last, in nanoseconds; 0: never",
     "p2pkv_bumps_total": "Bumps of its namespace that this node has heard of",
-    "p2pkv_attached": "1 while this engine is attached to its host's node",
+    "p2pkv_attached": "1 while this engine is attached to its host's node, and that answers",
     "p2pkv_attachments_total": "Times this engine has attached to its host's node",
     "p2pkv_attached_engines": "Engines that are attached to this node",
     "p2pkv_attached_lines": "Requests that engines can have under way at this node now",

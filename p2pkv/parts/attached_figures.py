@@ -59,7 +59,7 @@ class AttachedFigures:
             "p2pkv_start_time_seconds": self._started,
             "p2pkv_namespace_epoch": self._epochs.own,
             "p2pkv_bumps_total": self._epochs.n_raised,
-            "p2pkv_attached": self._own_host.attachment is not None,
+            "p2pkv_attached": self._own_host.attachment is not None and not self._following.is_silent,
             "p2pkv_attachments_total": self._own_host.n_attached,
         }
         for of_part in self._parts:

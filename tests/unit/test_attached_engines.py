@@ -381,6 +381,8 @@ def test_an_engine_says_that_its_node_has_another_secret_by_now(
         assert not engine.publish(KEYS, pages, timeout=60.0).any()
         assert not engine.fetch(KEYS, pages, timeout=60.0).any()
         assert time.monotonic() - began < 30.0
+        assert engine.counters()['p2pkv_missed_pages_total{reason="host"}'] == len(KEYS)
+        eventually(lambda: engine.counters()["p2pkv_attached"] == 0, 20.0)
         eventually(lambda: "is secret_file the cluster's?" in caplog.text, 20.0)
         assert "the host's node lets this engine attach, and does not answer it at" in caplog.text
         with pytest.raises(HTTPError) as unready:
