@@ -32,7 +32,7 @@ class Metrics:
         self.missed_pages = self._labelled(
             "p2pkv_missed_pages", "Pages asked for and not delivered", "reason"
         )
-        """``reason``: :data:`MISSES`; device, not copied to it; host, of an attached engine, nobody has told of bumps."""
+        """``reason``: :data:`MISSES`; device, not copied to it; host, nobody has told an attached engine of bumps."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")
         self.published_bytes = self._counter("p2pkv_published_bytes", "Bytes of pages copied into the pool")
         self.unpublished_pages = self._labelled(
