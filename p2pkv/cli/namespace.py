@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import typer
@@ -17,6 +17,9 @@ from p2pkv.control.secret import cluster_keys
 from p2pkv.directory.epochs import Bump
 from p2pkv.directory.view import State
 from p2pkv.errors import ConfigError, ControlError
+
+_HINT_S = 1.0
+"""How long nodes have to say which namespaces there are, once all is done."""
 
 app = typer.Typer(help="What is done to a namespace in the whole cluster.", no_args_is_help=True)
 
@@ -74,7 +77,23 @@ def _bump(name: str, join: Join, config: ConfigFile, settings: Settings, timeout
     with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
         addresses = addresses_to_ask(loaded, timeout)
         _refuse_tenant(name, outsider, addresses, timeout)
-        return outsider.bump(name, addresses, timeout)
+        done = outsider.bump(name, addresses, timeout)
+        hint = _hint(name, outsider.namespaces(addresses, min(timeout, _HINT_S)))
+    if hint:
+        typer.echo(hint, err=True)
+    return done
+
+
+def _hint(name: str, namespaces: Collection[str]) -> str:
+    """Say that it may be a typing error, if no node has this namespace or one below or above it; else nothing.
+
+    It is no error: engines that are attached to a node may have a namespace of their own.
+    """
+    is_known = any(of == name or of.startswith(name + " ") or name.startswith(of + " ") for of in namespaces)
+    if is_known or not namespaces:
+        return ""
+    theirs = ", ".join(sorted(namespaces)[:8]) + (" and others" if len(namespaces) > 8 else "")
+    return f"no node that answers has the namespace {name!r}: theirs are {theirs}. Is it an attached engine's own?"
 
 
 def _refuse_tenant(name: str, outsider: Outsider, addresses: Sequence[str], timeout: float) -> None:

@@ -103,6 +103,11 @@ class Outsider:
         self._names.wait_for([member.address for member in members], timeout)
         return ask_members(self._client, members, Question(hot_pages=ASKED), timeout)[0]
 
+    def namespaces(self, addresses: Sequence[str], timeout: float) -> frozenset[str]:
+        """Return the namespaces of those nodes that tell theirs within ``timeout`` seconds, as they are set there."""
+        answers, _ = ask_members(self._client, self._to_explain(addresses, timeout), Question(), timeout)
+        return frozenset(answer.namespace for answer in answers)
+
     def explain(self, question: Question, addresses: Sequence[str], timeout: float) -> Explanation:
         """Return what all members together know of a page.
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import zmq
-from typer.testing import CliRunner
 
 from cluster import eventually
 from p2pkv import ClosedError, Config, Node, UsageError, _native
-from p2pkv.cli import app
-from p2pkv.cli.outsider import Outsider
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
 from p2pkv.control.wire import Kind, ReplyStatus, pack_epochs, unpack_epochs
 from p2pkv.directory import epochs
 from p2pkv.directory.epochs import EpochKeeper
-from p2pkv.directory.view import Member, Report, State, View
+from p2pkv.directory.view import Member, View
 from p2pkv.disk import small_file
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.page import Namespace, name_digest, scopes
@@ -420,37 +415,6 @@ def test_a_damaged_file_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert read.all() == []
     assert "should no peer remember them" in caplog.text
     assert os.listdir(tmp_path) == ["disk.epochs"]
-
-
-@pytest.mark.parametrize("words", [["namespace", "bump"], ["purge"]])
-def test_the_command_bumps_from_outside(start: Callable[..., Node], words: list[str]) -> None:
-    node = start("one")
-    node.publish(KEYS, filled(node))
-    result = CliRunner().invoke(app, [*words, "default", "--join", node.address, "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output) == {"epoch": node.epoch, "heard": ["one"], "unreached": []}
-    assert not node.exists(KEYS).any()
-    assert node.counters()["p2pkv_pool_used_bytes"] == 0
-
-
-@pytest.mark.usefixtures("long_moment")
-def test_the_command_tells_those_that_the_members_have_given_up(
-    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = start("one"), start("other")
-    eventually(lambda: len(one.members()) == 2, 30.0)
-    asked = Outsider.members
-
-    def gives_up_the_other(*arguments: object) -> tuple[Report, str]:
-        report, address = asked(*arguments)  # type: ignore[arg-type]
-        members = (replace(m, state=State.DEAD) if m.node_id == "other" else m for m in report.members)
-        return replace(report, members=tuple(members)), address
-
-    monkeypatch.setattr(Outsider, "members", gives_up_the_other)
-    result = CliRunner().invoke(app, ["namespace", "bump", "default", "--join", one.address, "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output) == {"epoch": one.epoch, "heard": ["one", "other"], "unreached": []}
-    assert other.epoch == one.epoch
 
 
 @pytest.mark.parametrize("name", ["", 3])
