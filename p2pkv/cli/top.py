@@ -189,23 +189,27 @@ class _Change:
         hits, missed = self.rate("p2pkv_fetched_pages_total"), self.rate("p2pkv_missed_pages_total")
         return "-" if not hits and not missed else f"{(hits or 0) / ((hits or 0) + (missed or 0)):.0%}"
 
-    def rate(self, name: str) -> float | None:
+    def rate(self, *names: str) -> float | None:
         if self._seconds <= 0:
             return None
-        return (self.total(name) - _total(self._before, name)) / self._seconds
+        return sum(self.total(name) - _total(self._before, name) for name in names) / self._seconds
 
 
 def _total(counters: Mapping[str, float], name: str) -> float:
     return sum(value for key, value in counters.items() if key.partition("{")[0] == name)
 
 
+_PUBLISHED_PAGES = ("p2pkv_published_pages_total", "p2pkv_attach_stored_pages_total")
+_PUBLISHED_BYTES = ("p2pkv_published_bytes_total", "p2pkv_attach_stored_bytes_total")
+"""By the calls of a node, and by engines that are attached to it, which are no members and so have no line."""
+
 _COLUMNS: Sequence[tuple[str, Callable[[_Change], str]]] = (
     ("fetched pages/s", lambda node: _number(node.rate("p2pkv_fetched_pages_total"))),
     ("bytes/s", lambda node: _nbytes(node.rate("p2pkv_fetched_bytes_total"))),
     ("hit rate", lambda node: node.hit_rate()),
     ("missed/s", lambda node: _number(node.rate("p2pkv_missed_pages_total"))),
-    ("published pages/s", lambda node: _number(node.rate("p2pkv_published_pages_total"))),
-    ("bytes/s", lambda node: _nbytes(node.rate("p2pkv_published_bytes_total"))),
+    ("published pages/s", lambda node: _number(node.rate(*_PUBLISHED_PAGES))),
+    ("bytes/s", lambda node: _nbytes(node.rate(*_PUBLISHED_BYTES))),
     ("evicted/s", lambda node: _number(node.rate("p2pkv_evicted_pages_total"))),
     ("handed over/s", lambda node: _nbytes(node.rate("p2pkv_taken_bytes_total"))),
     ("pages", lambda node: _number(node.total("p2pkv_pool_pages"))),

@@ -116,6 +116,16 @@ def test_a_first_reading_has_rates_since_each_nodes_start(secret: str) -> None:
     assert re.search(r"\b(30|29)\b", capture.get())
 
 
+def test_what_attached_engines_publish_is_their_nodes(secret: str) -> None:
+    with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
+        (member,) = node.members()
+    counted = {"p2pkv_published_pages_total": 100, "p2pkv_attach_stored_pages_total": 2400}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(top._table(_reading(0.0, member), _reading(10.0, member, **counted)))
+    assert re.search(r"\b250\b", capture.get())
+
+
 def test_who_is_dead_is_shown_without_numbers(secret: str) -> None:
     with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
         (member,) = node.members()
