@@ -59,7 +59,8 @@ function tiles(reading, row) {
   const items = [
     ["members alive", `${alive} of ${members.length}`],
     ["fetched", row ? `${bytes(grown("p2pkv_fetched_bytes_total") / row.seconds)}/s` : "-"],
-    ["published", row ? `${bytes(grown("p2pkv_published_bytes_total") / row.seconds)}/s` : "-"],
+    // attached engines are no members: their pages are counted by the nodes that store them
+    ["published", row ? `${bytes((grown("p2pkv_published_bytes_total") + grown("p2pkv_attach_stored_bytes_total")) / row.seconds)}/s` : "-"],
     ["hit rate", hits + missed ? percent(hits / (hits + missed)) : "-"],
     ["hit rate since start, and at most", most("p2pkv_cluster_hit_rate_ceiling_ratio") ? `${percent(most("p2pkv_cluster_hit_rate_ratio"))} of ${percent(most("p2pkv_cluster_hit_rate_ceiling_ratio"))}` : "-"],
     ["fetch p50", row ? seconds(quantile(row.grown, "p2pkv_fetch_seconds", 0.5)) : "-"],
