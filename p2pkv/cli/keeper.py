@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.narration import say
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.cli.untraceable import become_untraceable
@@ -18,6 +19,8 @@ _LOOK_S = 0.2
 
 def run(
     address: Annotated[str, typer.Argument(help="unix:/PATH, which nodes have as their setting keeper.")],
+    log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
 ) -> None:
     """Keep the memory of the pools of this host's nodes until SIGINT or SIGTERM.
 
@@ -26,6 +29,7 @@ def run(
     path = address.removeprefix("unix:")
     if path == address or not path.startswith("/"):
         raise ConfigError(f"a keeper listens at unix: and an absolute path, not {address!r}")
+    write_logs(log_level, log_format)
     become_untraceable()
     server = KeeperServer(path)
     try:

@@ -49,9 +49,7 @@ def bump(
     Ends with an error if a member could not be told.
     """
     done = _bump(name, join, config, settings, timeout)
-    _say(
-        done, f"{name} is in epoch {done.epoch}, as {len(done.heard)} nodes know", as_json=as_json or as_lines
-    )
+    _say(done, f"{name} is in epoch {done.epoch}, known to {_nodes(done)}", as_json=as_json or as_lines)
 
 
 def purge(
@@ -68,7 +66,9 @@ def purge(
     Ends with an error if a member could not be told.
     """
     done = _bump(name, join, config, settings, timeout)
-    text = f"what was published in {name} so far is gone from {len(done.heard)} nodes (it is in epoch {done.epoch} now)"
+    text = (
+        f"what was published in {name} so far is gone from {_nodes(done)} (it is in epoch {done.epoch} now)"
+    )
     _say(done, text, as_json=as_json or as_lines)
 
 
@@ -107,6 +107,10 @@ def _refuse_tenant(name: str, outsider: Outsider, addresses: Sequence[str], time
                 f"secret_file and --join of an address that the tenant's settings name as listen; or have a program "
                 f"that serves it call node.bump({name!r})"
             )
+
+
+def _nodes(done: Bump) -> str:
+    return "1 node" if len(done.heard) == 1 else f"{len(done.heard)} nodes"
 
 
 def _say(done: Bump, text: str, *, as_json: bool) -> None:

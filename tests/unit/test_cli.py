@@ -276,7 +276,8 @@ def test_a_full_disk_that_takes_what_is_said_ends_nobody(secret: str, tmp_path: 
     try:
         assert process.stderr is not None
         said = iter(process.stderr.readline, "")
-        assert any("stdout can't be written: No space left on device" in line for line in said)
+        line = next(line for line in said if "stdout can't be written: No space left on device" in line)
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ WARNING ", line), "a log has times"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=200) == 0
     finally:
