@@ -1,8 +1,9 @@
 """The fleet of hosts: on each a node of its own, a keeper of its memory, and engines that attach to it.
 
-A host is a place. Its node has a pool and a part of the directory, and no load; engines have a load, and no pool. The
-cluster's members are in an etcd at a place of its own. Members go by a secret that is changed in three rounds of
-restarts again and again: :meth:`Hosts.next_secret` begins the next round, and whoever is started then goes by it.
+A host is a place. Its node has a pool and a part of the directory, and no load; engines have a load, and no pool. Every
+other node has a disk as well, where its pages are found again when both it and its keeper have ended. The cluster's
+members are in an etcd at a place of its own. Members go by a secret that is changed in three rounds of restarts again
+and again: :meth:`Hosts.next_secret` begins the next round, and whoever is started then goes by it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Hosts(Processes):
         return number if number < self.n_hosts else (number - self.n_hosts) // N_ENGINES
 
     def has_disk(self, number: int) -> bool:
-        return False
+        return False  # no pages of its own: those of its engines that nobody takes back but a bump, for good
 
     def kind_of(self, name: str) -> str:
         if name.startswith("k"):
@@ -120,6 +121,8 @@ class Hosts(Processes):
                 "attach_listen": f"unix:{folder}/s",
                 "keeper": f"unix:{folder}/k",
             }
+            if number % 2 == 0:  # every other one writes its pages to a disk besides
+                config |= {"disk_path": str(folder / "disk"), "disk_size": _POOL}
         else:
             config |= {"attach": f"unix:{folder}/s"}
         return {"role": "host" if number < self.n_hosts else "engine", "config": config}
