@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -78,7 +79,9 @@ def _bump(name: str, join: Join, config: ConfigFile, settings: Settings, timeout
         addresses = addresses_to_ask(loaded, timeout)
         _refuse_tenant(name, outsider, addresses, timeout)
         done = outsider.bump(name, addresses, timeout)
-        hint = _hint(name, outsider.namespaces(addresses, min(timeout, _HINT_S)))
+        hint = ""
+        with suppress(ControlError):  # it is bumped, whoever has no time to say more
+            hint = _hint(name, outsider.namespaces(addresses, min(timeout, _HINT_S)))
     if hint:
         typer.echo(hint, err=True)
     return done

@@ -16,6 +16,7 @@ from p2pkv.cli import app
 from p2pkv.cli.outsider import Outsider
 from p2pkv.directory import epochs
 from p2pkv.directory.view import Report, State
+from p2pkv.errors import ControlError
 
 KEYS = ["a", "b", "c"]
 
@@ -79,3 +80,17 @@ def test_a_namespace_that_nobody_has_is_said_to_be_none(start: Callable[..., Nod
     assert "no node that answers has the namespace 'defualt': theirs are default, mine vllm" in said.stderr
     for known in ("default", "default sglang", "mine", "mine vllm", "mine vllm model=m"):
         assert CliRunner().invoke(app, [*command, known]).stderr == ""
+
+
+def test_a_bump_is_none_the_less_done_where_nobody_says_which_namespaces_there_are(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start("one")
+
+    def silent(*_: object) -> frozenset[str]:
+        raise ControlError("no node answered within 1 s")
+
+    monkeypatch.setattr(Outsider, "namespaces", silent)
+    said = CliRunner().invoke(app, ["namespace", "bump", "--join", node.address, "defualt"])
+    assert (said.exit_code, said.stderr) == (0, "")
+    assert "known to 1 node" in said.stdout
