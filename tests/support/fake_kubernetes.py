@@ -228,7 +228,8 @@ class FakeKubernetes:
 
     @staticmethod
     def _answer(request: BaseHTTPRequestHandler, code: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
+        # the real one says that it has too much to do in plain words, before anything that speaks JSON is reached
+        data = f"{body['message']}\n".encode() if code == 429 else json.dumps(body).encode()
         request.send_response(code)
         if code == 429:
             request.send_header("Retry-After", "1")

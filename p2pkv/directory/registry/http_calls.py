@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
@@ -208,23 +209,35 @@ class HttpCalls:
 
     def _answer(self, response: HTTPResponse) -> Answer:
         try:
-            body = self._json(response.read(_MAX_BODY + 1))
+            data = response.read(_MAX_BODY + 1)
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
+        if response.status == HTTPStatus.TOO_MANY_REQUESTS and _as_json(data) is None:
+            # The API server of Kubernetes says this one thing in plain words, and so does many a proxy.
+            body: dict[str, Any] = {"message": data[:200].decode(errors="replace").strip()}
+        else:
+            body = self._json(data)
         wait = response.headers.get("Retry-After", "")
         return Answer(response.status, body, min(float(wait), _MOST_PATIENCE_S) if wait.isdecimal() else 1.0)
 
     def _json(self, data: bytes) -> dict[str, Any]:
-        if len(data) <= _MAX_BODY:
-            try:
-                found = json.loads(data or b"{}")
-                if isinstance(found, dict):
-                    return found
-            except (ValueError, RecursionError):
-                pass  # said below, with what it is instead
+        found = _as_json(data)
+        if found is not None:
+            return found
         failure = RegistryError(f"{self.server} answers {data[:80]!r}, which is not what {self._what} says")
         self.next_server()
         raise failure
+
+
+def _as_json(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a body, {} of an empty one; None: it has none."""
+    if len(data) > _MAX_BODY:
+        return None
+    try:
+        found = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _reason(error: Exception, tls: TlsFiles | None) -> str:
