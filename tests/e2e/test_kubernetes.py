@@ -238,6 +238,16 @@ def test_a_renewed_token_is_used(place: Place, store: KubernetesStore) -> None:
     store.read_all(TIMEOUT)
 
 
+@pytest.mark.parametrize("held", ["s3cret\nt0ken", "s3cret\u2019t0ken"])
+def test_what_is_no_token_is_said_and_not_repeated(place: Place, store: KubernetesStore, held: str) -> None:
+    place.token.write_text(held, encoding="utf-8")
+    with pytest.raises(RegistryError, match=r"token_file .*token holds no token") as refused:
+        store.read_all(TIMEOUT)
+    assert "s3cret" not in str(refused.value)
+    place.token.write_text("good")
+    store.read_all(TIMEOUT)
+
+
 def test_leases_whose_nodes_are_long_gone_are_swept(place: Place, store: KubernetesStore) -> None:
     for name in ("n0", "n1"):
         store.put(name, b"record", 0, TIMEOUT)

@@ -235,10 +235,13 @@ class KubernetesStore(Store):
 
     def _headers(self) -> dict[str, str]:
         """Return what proves who we are; the file is renewed by the kubelet, so it is read each time."""
-        return {
-            "Authorization": f"Bearer {_text_of('token_file', self._url.token_file)}",
-            "Accept": "application/json",
-        }
+        token = _text_of("token_file", self._url.token_file)
+        if not token.isascii() or not token.isprintable():
+            # No header takes it, and the error that says so repeats it, which is logged.
+            raise RegistryError(
+                f"token_file {self._url.token_file} holds no token: one is a line of ASCII that can be printed"
+            )
+        return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
     def _leases(self, query: Mapping[str, object] | None = None, *, of: str = "") -> str:
         if not self._path:
