@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -108,6 +109,18 @@ def test_the_next_server_is_asked_where_one_is_not_what_it_should_be(
             except RegistryError:
                 n_failed += 1
     assert n_failed == 2, "it is asked in its turn, and never again before the others"
+
+
+@needs_openssl
+def test_nobody_is_asked_for_the_passphrase_of_a_key(tmp_path: Path) -> None:
+    cert, key = Authority(tmp_path, "ours").issue("client")
+    locked = tmp_path / "locked.key"
+    arguments = ["openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", str(key), "-out", str(locked)]
+    subprocess.run(arguments, check=True, capture_output=True)
+    store = EtcdStore(read_store_url(f"etcds://127.0.0.1:1?cert={cert}&key={locked}"), "c")
+    with pytest.raises(RegistryError, match=r"cannot read .*locked.key for TLS: it has a passphrase"):
+        store.read_all(10.0)
+    store.close()
 
 
 class FullEtcd(BaseHTTPRequestHandler):

@@ -61,10 +61,14 @@ class TlsFiles:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
                 path = f"{self.cert} and {self.key}"
-                context.load_cert_chain(self.cert, self.key)
+                # Without a callback OpenSSL asks whoever sits at the terminal, and waits for him.
+                context.load_cert_chain(self.cert, self.key, password=self._refuse_to_ask)
         except (OSError, ssl.SSLError) as error:
             raise RegistryError(f"cannot read {path} for TLS: {error}") from error
         return context
+
+    def _refuse_to_ask(self) -> str:
+        raise RegistryError(f"cannot read {self.key} for TLS: it has a passphrase; name a key that has none")
 
 
 class HttpCalls:
