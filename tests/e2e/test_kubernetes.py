@@ -16,6 +16,7 @@ from fake_kubernetes import FakeKubernetes
 from p2pkv import Config, ConfigError, DuplicateNodeError, Node
 from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.directory.registry.kubernetes import KubernetesStore
+from p2pkv.directory.registry.look import try_to_write
 from p2pkv.directory.registry.store import Change, Entry, GapError
 from p2pkv.errors import MembershipError, RegistryError
 from p2pkv.store_url import read_store_url
@@ -246,6 +247,14 @@ def test_what_is_no_token_is_said_and_not_repeated(place: Place, store: Kubernet
     assert "s3cret" not in str(refused.value)
     place.token.write_text("good")
     store.read_all(TIMEOUT)
+
+
+def test_trying_whether_a_node_may_write_there_changes_nothing(
+    place: Place, follower: KubernetesStore
+) -> None:
+    try_to_write(read_store_url(place.url()), "c", "n0", TIMEOUT)
+    place.api.tick()
+    assert follower.changes(TIMEOUT) == []
 
 
 def test_leases_whose_nodes_are_long_gone_are_swept(place: Place, store: KubernetesStore) -> None:

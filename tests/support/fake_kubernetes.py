@@ -157,8 +157,11 @@ class FakeKubernetes:
         return 201, self._write("ADDED", name, body)
 
     def _update(self, name: str, body: dict[str, Any], query: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        if name not in self.objects:
-            return _missing(name)
+        uid, there = body["metadata"].get("uid"), self.objects.get(name)
+        if uid is not None and uid != (there["metadata"]["uid"] if there else ""):
+            return _status(409, "Conflict", f"Precondition failed: UID in precondition: {uid}")
+        if there is None:  # it makes a Lease then, whatever version the writer names
+            return 201, self._write("ADDED", name, body)
         if body["metadata"]["resourceVersion"] != self.objects[name]["metadata"]["resourceVersion"]:
             return _status(409, "Conflict", "the object has been modified; please apply your changes to it")
         return 200, self._write("MODIFIED", name, body)
@@ -177,6 +180,9 @@ class FakeKubernetes:
         self._version += 1
         made = json.loads(json.dumps(body))
         made["metadata"]["resourceVersion"] = str(self._version)
+        made["metadata"]["uid"] = (
+            self.objects[name]["metadata"]["uid"] if name in self.objects else f"uid-{self._version}"
+        )
         self.objects[name] = made
         self._history.append((self._version, kind, made))
         self._changed.notify_all()

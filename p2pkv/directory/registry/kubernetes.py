@@ -42,6 +42,8 @@ _FORGOTTEN = 3
 """So many durations without a renewal, by clocks that may be apart, and a Lease is nobody's."""
 _MOST_LOST = 3
 """Writes of ours whose answers were lost, and which may still be done while the record is taken away."""
+_NO_UID = "none"
+"""No object has it. A PUT of a Lease makes one where none is, whatever version it names; but not if it names a uid."""
 _MOST_SWEPT = 8
 """Of those that one list deletes: others list too."""
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -61,6 +63,7 @@ class KubernetesStore(Store):
         self._has_brought = False  # whether this watch has brought anything
         self._n_short = 0  # watches in a row that ended at once
         self._own: int | None = None
+        self._uids: dict[str, str] = {}  # of the objects that were seen here, by their names
         self._perhaps: set[bytes] = set()  # what may be there: sent, and not said to be refused
         self._not_before = 0.0  # a server that is throttled says when to come again
 
@@ -139,23 +142,30 @@ class KubernetesStore(Store):
 
     def _put(self, name: str, value: bytes, expected: int, until: float) -> Entry | int:
         self._perhaps.add(value)
-        if expected == 0:
-            answer = self._call("POST", self._leases(), self._lease(name, value, None), until)
-        else:
-            answer = self._call(
-                "PUT", self._leases(of=self._object_name(name)), self._lease(name, value, expected), until
-            )
-        if answer.status in (200, 201):
-            self._own, self._perhaps = int(answer.body["metadata"]["resourceVersion"]), {value}
-            return self._own
-        if answer.status not in (404, 409) or self._is_elsewhere(answer):
-            raise self._refused(answer)
-        there = self._call("GET", self._leases(of=self._object_name(name)), None, until)
-        if there.status == 404:  # it is gone meanwhile, so that the next attempt expects none
-            return Entry(value, 0)
-        if there.status != 200:
-            raise self._refused(there)
-        return _entry(there.body)
+        object_name = self._object_name(name)
+        while True:
+            uid = self._uids.get(object_name, "")
+            if expected == 0:
+                answer = self._call("POST", self._leases(), self._lease(name, value), until)
+            else:
+                path, lease = self._leases(of=object_name), self._lease(name, value)
+                lease["metadata"] |= {"resourceVersion": str(expected), "uid": uid or _NO_UID}
+                answer = self._call("PUT", path, lease, until)
+            if answer.status in (200, 201):
+                self._note_uid(answer)
+                self._own, self._perhaps = int(answer.body["metadata"]["resourceVersion"]), {value}
+                return self._own
+            if answer.status not in (404, 409) or self._is_elsewhere(answer):
+                raise self._refused(answer)
+            there = self._call("GET", self._leases(of=object_name), None, until)
+            if there.status == 404:  # it is gone meanwhile, so that the next attempt expects none
+                return Entry(value, 0)
+            if there.status != 200:
+                raise self._refused(there)
+            self._note_uid(there)
+            entry = _entry(there.body)
+            if entry.version != expected or self._uids[object_name] == uid:
+                return entry
 
     @understood
     def renew(self, name: str, version: int, timeout: float) -> int | None:
@@ -163,6 +173,8 @@ class KubernetesStore(Store):
         there = self._call("GET", self._leases(of=self._object_name(name)), None, until)
         if there.status not in (200, 404):
             raise self._refused(there)
+        if there.status == 200:
+            self._note_uid(there)
         if there.status == 404 or int(there.body["metadata"]["resourceVersion"]) != version:
             return None
         value = _entry(there.body).value
@@ -284,14 +296,16 @@ class KubernetesStore(Store):
     def _object_name(self, name: str) -> str:
         return f"p2pkv-{_hash(f'{self._cluster}/{name}')}"
 
-    def _lease(self, name: str, value: bytes, version: int | None) -> dict[str, Any]:
+    def _note_uid(self, answer: Answer) -> None:
+        metadata = answer.body["metadata"]
+        self._uids[str(metadata["name"])] = str(metadata.get("uid", ""))
+
+    def _lease(self, name: str, value: bytes) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "name": self._object_name(name),
             "labels": {_CLUSTER: self._label, "app.kubernetes.io/managed-by": "p2pkv"},
             "annotations": {_NODE_ID: name, _RECORD: base64.b64encode(value).decode()},
         }
-        if version is not None:
-            metadata["resourceVersion"] = str(version)
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
