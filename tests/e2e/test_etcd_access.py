@@ -180,6 +180,26 @@ def test_whoever_gives_no_user_is_told_that_one_is_wanted(guarded: Guarded) -> N
     store.close()
 
 
+def test_who_has_a_user_goes_on_where_etcd_wants_none_yet_or_no_more(tmp_path: Path) -> None:
+    servers = EtcdServers(tmp_path, 1)
+    (tmp_path / "password").write_text("root-password")
+    for command in ("user add root:root-password", "user grant-role root root"):
+        servers.ctl(*command.split())
+    url = read_store_url(f"{servers.url}?user=root&password_file={tmp_path / 'password'}")
+    store, follower = EtcdStore(url, "c"), EtcdStore(url, "c")
+    follower.watch(follower.read_all(TIMEOUT).version, TIMEOUT)
+    version = store.put("n0", b"record", 0, TIMEOUT)
+    assert follower.changes(TIMEOUT) == [Change("n0", b"record", version)]
+    servers.ctl("auth", "enable")
+    store.read_all(TIMEOUT)
+    servers.ctl("auth", "disable", flags=["--user=root:root-password"])
+    assert isinstance(version, int)
+    assert store.renew("n0", version, TIMEOUT) == version
+    for each in (store, follower):
+        each.close()
+    servers.close()
+
+
 def test_plain_http_to_tls_is_recognized(guarded: Guarded) -> None:
     store = EtcdStore(read_store_url(guarded.servers.url.replace("etcds://", "etcd://")), "c")
     with pytest.raises(RegistryError, match=r"does it want TLS.*etcds://"):

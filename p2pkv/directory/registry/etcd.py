@@ -21,6 +21,8 @@ from p2pkv.errors import RegistryError
 from p2pkv.store_url import StoreUrl
 
 _NOT_FOUND = 5
+_FAILED_PRECONDITION = 9
+_NO_USERS = "authentication is not enabled"
 _UNAUTHENTICATED = 16
 _PERMISSION_DENIED = 7
 _UNAVAILABLE = 14
@@ -177,10 +179,14 @@ class EtcdStore(Store):
             assert url.password_file is not None
             request = {"name": url.user, "password": _password(url.password_file)}
             answer = self._calls.call("POST", "/v3/auth/authenticate", request, until=until)
+            if answer.body.get("code") == _FAILED_PRECONDITION and _NO_USERS in str(
+                answer.body.get("message")
+            ):
+                return {}  # asked again at each call: from when on it wants users is not said
             if answer.status != 200 or "token" not in answer.body:
                 raise self._refused(answer)
             self._token = str(answer.body["token"])
-        return {"Authorization": self._token}
+        return {"Authorization": self._token} if self._token else {}
 
     def _line(self, timeout: float) -> dict[str, Any] | None:
         line = self._calls.next_line(timeout)
