@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from random import Random
 
@@ -244,3 +245,13 @@ def test_leaving_takes_the_record_away_but_not_that_of_another(side: Side) -> No
     side.server.write("n1", b"2", 0.0)
     side.keeper.leave(0.4)
     assert side.known() == {"n1": b"2"}
+
+
+def test_a_record_that_could_not_be_taken_away_is_taken_away_later(side: Side) -> None:
+    side.keeper.claim(b"1", (), deadline=5.0)
+    side.keeper.wanted = None
+    side.server.is_up = False
+    assert side.keeper.step() < 1.0
+    side.server.is_up = True
+    assert side.keeper.step() == math.inf
+    assert side.known() == {}

@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 from certificates import Authority, needs_openssl
+from fake_kubernetes import FakeKubernetes
 from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.directory.registry.kubernetes import KubernetesStore
 from p2pkv.directory.registry.store import Store
@@ -161,3 +162,58 @@ def test_a_record_that_can_not_be_changed_in_a_full_etcd_stays_what_it_was() -> 
         store.close()
         server.shutdown()
     assert FullEtcd.asked[FullEtcd.asked.index("now") :] == ["now", "lease/keepalive", "kv/txn"]
+
+
+@needs_openssl
+def test_a_record_that_one_server_could_not_take_away_is_taken_away_at_the_next(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    api = FakeKubernetes(*authority.issue("server"))
+    (tmp_path / "token").write_text("good")
+    options = f"ca={authority.ca}&token_file={tmp_path / 'token'}&namespace={api.namespace}"
+    store = KubernetesStore(read_store_url(f"kubernetes://{api.address}?{options}"), "c")
+    assert isinstance(store.put("n", b"record", 0, 10.0), int)
+    rights, api.tokens = api.tokens, {}
+    with pytest.raises(RegistryError):
+        store.remove("n", 10.0)
+    api.tokens = rights
+    store.remove("n", 10.0)
+    assert api.objects == {}
+    store.close()
+    api.close()
+
+
+class FailingEtcd(BaseHTTPRequestHandler):
+    """Refuses to take a lease away the first time."""
+
+    revoked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer: dict[str, object] = {"ID": "3", "TTL": "10", "header": {"revision": "5"}, "succeeded": True}
+        if self.path.endswith("revoke"):
+            self.revoked.append(request["ID"])
+            if len(self.revoked) == 1:
+                answer = {"code": 14, "message": "etcdserver: no leader"}
+        text = json.dumps(answer).encode()
+        self.send_response(503 if "code" in answer else 200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def test_a_lease_that_could_not_be_taken_away_is_taken_away_later() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), FailingEtcd) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        store = EtcdStore(read_store_url(f"etcd://127.0.0.1:{server.server_address[1]}"), "c")
+        FailingEtcd.revoked.clear()
+        assert store.put("n", b"record", 0, 10.0) == 5
+        with pytest.raises(RegistryError, match="no leader"):
+            store.remove("n", 10.0)
+        store.remove("n", 10.0)
+        store.remove("n", 10.0)
+        store.close()
+        server.shutdown()
+    assert FailingEtcd.revoked == ["3", "3"]

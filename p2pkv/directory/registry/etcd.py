@@ -133,10 +133,10 @@ class EtcdStore(Store):
 
     @understood
     def remove(self, name: str, timeout: float) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
+        if self._lease is not None:
             with suppress(_LeaseGoneError):
-                self._ask("lease/revoke", {"ID": lease}, time.monotonic() + timeout)
+                self._ask("lease/revoke", {"ID": self._lease}, time.monotonic() + timeout)
+            self._lease = None
 
     def leave_server(self) -> None:
         self._calls.next_server()

@@ -63,8 +63,8 @@ class Keeper:
         try:
             if wanted is None:
                 if self._held is not None:
-                    self._held = None
                     self._store.remove(self._name, CALL_S)
+                    self._held = None
                 return math.inf
             now = self._clock()
             if self._held is not None and self._written == wanted:

@@ -183,19 +183,21 @@ class KubernetesStore(Store):
 
     @understood
     def remove(self, name: str, timeout: float) -> None:
-        (own, self._own), (perhaps, self._perhaps) = (self._own, None), (self._perhaps, set())
-        until, object_name = time.monotonic() + timeout, self._object_name(name)
-        if own is not None and self._delete(object_name, str(own), until):
+        self._take_away(self._object_name(name), time.monotonic() + timeout)
+        self._own, self._perhaps = None, set()
+
+    def _take_away(self, object_name: str, until: float) -> None:
+        if self._own is not None and self._delete(object_name, str(self._own), until):
             return
         # it has another version where the answer to a write of ours was lost
-        for _ in range(_MOST_LOST if perhaps else 0):
+        for _ in range(_MOST_LOST if self._perhaps else 0):
             there = self._call("GET", self._leases(of=object_name), None, until)
             if there.status == 404:
                 return
             if there.status != 200:
                 raise self._refused(there)
             entry = _entry(there.body)
-            if entry.value not in perhaps or self._delete(object_name, str(entry.version), until):
+            if entry.value not in self._perhaps or self._delete(object_name, str(entry.version), until):
                 return
 
     def leave_server(self) -> None:

@@ -83,7 +83,7 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, name: str, timeout: float) -> None:
-        """Take away an entry that was put here, if it is still ours."""
+        """Take away an entry that was put here, if it is still ours. After an error it may be tried again."""
 
     @abstractmethod
     def leave_server(self) -> None:
