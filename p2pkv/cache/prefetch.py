@@ -108,7 +108,8 @@ class Prefetch:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until every page has its outcome, for ``timeout`` seconds at most; return whether that is so."""
-        return self._is_done.wait(timeout)
+        # what is longer, as math.inf, is an OverflowError to a lock
+        return self._is_done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def close(self) -> None:
         """Bring no more pages. Does not wait for those that are being read, and takes none back. Idempotent.

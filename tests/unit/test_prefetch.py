@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,6 +238,11 @@ def test_a_closed_prefetch_brings_nothing_more(start: Callable[..., Node]) -> No
     first.close()
     first.close()
     assert first.wait(60.0)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300])
+def test_a_prefetch_is_waited_for_however_long_it_takes(start: Callable[..., Node], timeout: float) -> None:
+    assert start("node").prefetch(fresh(5000)).wait(timeout)
 
 
 def test_closing_a_node_ends_its_prefetches(start: Callable[..., Node]) -> None:
