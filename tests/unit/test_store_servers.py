@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import ssl
 import subprocess
 import threading
@@ -19,6 +21,7 @@ from fake_kubernetes import FakeKubernetes
 from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.directory.registry.kubernetes import KubernetesStore
 from p2pkv.directory.registry.store import Store
+from p2pkv.directory.registry.stores import make_store
 from p2pkv.errors import RegistryError
 from p2pkv.store_url import read_store_url
 
@@ -121,6 +124,35 @@ def test_nobody_is_asked_for_the_passphrase_of_a_key(tmp_path: Path) -> None:
     store = EtcdStore(read_store_url(f"etcds://127.0.0.1:1?cert={cert}&key={locked}"), "c")
     with pytest.raises(RegistryError, match=r"cannot read .*locked.key for TLS: it has a passphrase"):
         store.read_all(10.0)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://127.0.0.1:1?user=u&password_file={}",
+        "etcds://127.0.0.1:1?ca={}",
+        "etcds://127.0.0.1:1?cert={}&key={}",
+        "kubernetes://127.0.0.1:1?token_file={}&namespace=n",
+    ],
+)
+def test_a_file_of_a_store_that_is_none_is_refused_and_not_waited_for(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    store = make_store(read_store_url(url.format(path, path)), "c")
+    failures: list[RegistryError] = []
+
+    def read() -> None:
+        try:
+            store.read_all(10.0)
+        except RegistryError as error:
+            failures.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(20.0)
+    (failure,) = failures
+    assert re.search(r"cannot read .*fifo.*: it is no regular file", str(failure))
     store.close()
 
 

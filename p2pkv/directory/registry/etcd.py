@@ -11,10 +11,10 @@ import base64
 import math
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from p2pkv.directory.registry.files import text_of
 from p2pkv.directory.registry.http_calls import Answer, HttpCalls, TlsFiles
 from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store, understood
 from p2pkv.errors import RegistryError
@@ -254,7 +254,7 @@ class EtcdStore(Store):
 
 def _password(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryError(f"cannot read password_file {path}: {error}") from error
 

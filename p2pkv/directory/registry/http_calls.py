@@ -18,6 +18,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 
 from p2pkv.control.host_names import Names
+from p2pkv.directory.registry.files import require_file
 from p2pkv.directory.registry.timed_socket import TimedSocket
 from p2pkv.errors import RegistryError
 
@@ -58,6 +59,10 @@ class TlsFiles:
         """Read them. Raises :class:`~p2pkv.errors.RegistryError` for what can't be read."""
         path = self.ca
         try:
+            for each in filter(None, (self.ca, self.cert, self.key)):
+                path = each
+                require_file(path)
+            path = self.ca
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
                 path = f"{self.cert} and {self.key}"

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from p2pkv.directory.registry.files import text_of
 from p2pkv.directory.registry.http_calls import Answer, HttpCalls, TlsFiles
 from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store, understood
 from p2pkv.errors import RegistryError
@@ -351,7 +351,7 @@ def _hash(text: str) -> str:
 def _text_of(what: str, path: str | None) -> str:
     assert path is not None, f"{what} is always known for Kubernetes"
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryError(
             f"cannot read {what} {path}: {error}; is this a pod with a service account? Else set the option {what}"
