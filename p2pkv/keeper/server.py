@@ -52,9 +52,8 @@ class KeeperServer(Resource):
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._socket.socket:
                 self._let_in()
-            else:
-                assert isinstance(key.fileobj, socket.socket)
-                self._hear(key.fileobj)
+            elif (visitor := self._visitors.get(key.fd)) is key.fileobj and visitor is not None:
+                self._hear(visitor)  # unless it has just had to go, for one who was let in
         if not is_open:
             self._selector.register(self._socket.socket, selectors.EVENT_READ)
             self._is_open = True

@@ -22,7 +22,7 @@ from p2pkv.errors import ConfigError
 from p2pkv.keeper.memory import PoolMemory
 from p2pkv.keeper.packets import LONGEST, read_request, receive, send
 from p2pkv.keeper.process import ProcessKeeper
-from p2pkv.keeper.server import KeeperServer
+from p2pkv.keeper.server import _MOST_VISITORS, KeeperServer
 from p2pkv.keeper.systemd import SystemdKeeper
 from p2pkv.parts.kept_pool import kept_name
 
@@ -173,6 +173,32 @@ def test_a_keeper_without_descriptors_pauses_and_lets_in_who_waited(path: str) -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         visitor.close()
         server.close()
+
+
+def test_a_keeper_goes_on_whose_first_visitor_speaks_while_he_has_to_go_for_another(path: str) -> None:
+    server = KeeperServer(path)
+    with ExitStack() as undo:
+        undo.callback(server.close)
+
+        def visitor() -> socket.socket:
+            made = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            made.settimeout(20.0)
+            made.connect(path)
+            return made
+
+        first = visitor()
+        server.serve(20.0)
+        for _ in range(_MOST_VISITORS - 1):
+            visitor()
+            server.serve(20.0)
+        last = visitor()
+        send(first, f"1 GIVE {NAME}")
+        server.serve(20.0)  # both at once: he who comes is let in before the other one is heard
+        with pytest.raises(ConnectionResetError):
+            receive(first)
+        send(last, f"1 GIVE {NAME}")
+        server.serve(20.0)
+        assert receive(last) == ("NONE", [])
 
 
 def answers(server: KeeperServer, visitor: socket.socket) -> bool:
