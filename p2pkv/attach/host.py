@@ -52,11 +52,19 @@ class EngineSocket(Resource):
 
     def _bind(self) -> str | None:
         """Listen, or say why another node has the path."""
-        with ExitStack() as undo:
+        try:
             # Between its bind and its listen a node looks like one that is gone.
-            if not undo.enter_context(_alone_in(Path(self.path).parent)):
-                return "another node takes a path in its folder at the moment, and does not come to an end with that"
-            return self._bind_alone()
+            with _alone_in(Path(self.path).parent) as is_alone:
+                if is_alone:
+                    return self._bind_alone()
+        except OSError as error:
+            raise self._cannot(error) from error
+        return "another node takes a path in its folder at the moment, and does not come to an end with that"
+
+    def _cannot(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"{self._setting} is 'unix:{self.path}': cannot listen there: {error.strerror or error}"
+        )
 
     def _bind_alone(self) -> str | None:
         if self._listen():
@@ -74,9 +82,7 @@ class EngineSocket(Resource):
                 listener.bind(self.path)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"{self._setting} is 'unix:{self.path}': cannot listen there: {error.strerror}"
-                    ) from error
+                    raise
                 return False
             os.chmod(self.path, 0o600)
             listener.listen(_WAITING)
@@ -127,7 +133,8 @@ class EngineSocket(Resource):
             return
         # Closed only then: as long as this node listens nobody takes the path over, and no other file has its inode.
         if self.is_found:
-            with suppress(FileNotFoundError):  # somebody removes it at this moment
+            # Somebody removes it at this moment, or nobody can any more: then it is the next node's to clear.
+            with suppress(OSError):
                 os.unlink(self.path)
         self.socket.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -144,6 +145,27 @@ def test_one_that_starts_while_another_one_is_about_to_listen_does_not_have_the_
         first.close()
     assert list(folder.iterdir()) == []
     EngineSocket(path).close()
+
+
+def test_a_path_on_a_file_system_that_is_read_only_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed node has left can't be removed, and neither can a node that ends leave the path free."""
+    folder = tmp_path / "host"
+    folder.mkdir(mode=0o700)
+    path = str(folder / "s")
+
+    def refuse(_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    killed = EngineSocket(path)
+    monkeypatch.setattr(os, "unlink", refuse)
+    killed.close()
+    with pytest.raises(ConfigError, match="cannot listen there: Read-only file system"):
+        EngineSocket(path)
+    monkeypatch.undo()
+    EngineSocket(path).close()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_path_that_a_killed_node_has_left_is_taken_over_at_once(
