@@ -23,6 +23,9 @@ inline std::atomic<int> failures{0};
 struct Registration {
   Registration(const char* name, void (*run)()) { tests().push_back({name, run}); }
 };
+struct FirstRegistration {
+  FirstRegistration(const char* name, void (*run)()) { tests().insert(tests().begin(), {name, run}); }
+};
 
 // Not inline: every check would have its code, and sanitizers multiply it.
 [[gnu::cold]] void fail(const char* file, int line, const char* what);
@@ -39,6 +42,14 @@ void check_equal(const A& a, const B& b, const char* what, const char* file, int
 #define TEST(name)                                                                  \
   static void test_##name();                                                        \
   static const ::p2pkv::test::Registration registration_##name(#name, test_##name); \
+  static void test_##name()
+
+// Of those that fork children which make threads: a test that runs before all others finds no thread that one
+// of them has left. TSan ends a child whose thread gets the stack, and so the name, of one that only its
+// parent has.
+#define TEST_FIRST(name)                                                                 \
+  static void test_##name();                                                             \
+  static const ::p2pkv::test::FirstRegistration registration_##name(#name, test_##name); \
   static void test_##name()
 
 #define CHECK(expression)                                                               \

@@ -219,11 +219,11 @@ void hunt(uint64_t n_granules, bool may_evict, uint64_t seed) {
   munmap(&world, sizeof(World));
 }
 
-TEST(pool_kept_through_kills_loses_nothing_that_was_acknowledged) {
+TEST_FIRST(pool_kept_through_kills_loses_nothing_that_was_acknowledged) {
   hunt(kNames * 6, false, p2pkv::test::seed("pool_kept_through_kills_loses_nothing_that_was_acknowledged"));
 }
 
-TEST(pool_kept_through_kills_while_it_evicts_serves_nothing_else) {
+TEST_FIRST(pool_kept_through_kills_while_it_evicts_serves_nothing_else) {
   hunt(kNames, true, p2pkv::test::seed("pool_kept_through_kills_while_it_evicts_serves_nothing_else"));
 }
 
