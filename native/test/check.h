@@ -44,8 +44,8 @@ void check_equal(const A& a, const B& b, const char* what, const char* file, int
   static const ::p2pkv::test::Registration registration_##name(#name, test_##name); \
   static void test_##name()
 
-// Of those that fork children which make threads: a test that runs before all others finds no thread that one
-// of them has left. TSan ends a child whose thread gets the stack, and so the name, of one that only its
+// This is for tests that fork children which make threads: they run before all others, so that none of these
+// has left a thread. TSan ends a child whose thread gets the stack, and so the name, of one that only its
 // parent has.
 #define TEST_FIRST(name)                                                                 \
   static void test_##name();                                                             \

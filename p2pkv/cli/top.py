@@ -201,7 +201,7 @@ def _total(counters: Mapping[str, float], name: str) -> float:
 
 _PUBLISHED_PAGES = ("p2pkv_published_pages_total", "p2pkv_attach_stored_pages_total")
 _PUBLISHED_BYTES = ("p2pkv_published_bytes_total", "p2pkv_attach_stored_bytes_total")
-"""By the calls of a node, and by engines that are attached to it, which are no members and so have no line."""
+"""They count what a node's calls publish, and what attached engines do, which are no members and so have no line."""
 
 _COLUMNS: Sequence[tuple[str, Callable[[_Change], str]]] = (
     ("fetched pages/s", lambda node: _number(node.rate("p2pkv_fetched_pages_total"))),

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster import eventually
-from p2pkv import Config, Node
+from joined_nodes import joined_nodes
+from p2pkv import Node
 from p2pkv.cli import app
 from p2pkv.cli.outsider import Outsider
 from p2pkv.directory import epochs
@@ -23,17 +24,8 @@ KEYS = ["a", "b", "c"]
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Node]]:
-    nodes: list[Node] = []
-
-    def start(node_id: str, **settings: object) -> Node:
-        join = [node.address for node in nodes[:1]]
-        defaults = {"pool_size": "1MiB", "buffer_size": 0, "deadline": 5.0, "join": join}
-        nodes.append(Node.start(Config(node_id=node_id, **(defaults | settings))))  # type: ignore[arg-type]
-        return nodes[-1]
-
-    yield start
-    for node in reversed(nodes):
-        node.close()
+    with joined_nodes() as start:
+        yield start
 
 
 @pytest.mark.parametrize("words", [["namespace", "bump"], ["purge"]])

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from cluster import eventually
+from joined_nodes import joined_nodes
 from p2pkv import ClosedError, Config, Node, UsageError, _native
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
@@ -39,17 +40,8 @@ BOOT = 5
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Node]]:
-    nodes: list[Node] = []
-
-    def start(node_id: str, **settings: object) -> Node:
-        join = [node.address for node in nodes[:1]]
-        defaults = {"pool_size": "1MiB", "buffer_size": 0, "deadline": 5.0, "join": join}
-        nodes.append(Node.start(Config(node_id=node_id, **(defaults | settings))))  # type: ignore[arg-type]
-        return nodes[-1]
-
-    yield start
-    for node in reversed(nodes):
-        node.close()
+    with joined_nodes() as start:
+        yield start
 
 
 def filled(node: Node, value: int = 7) -> np.ndarray:
